@@ -20,7 +20,7 @@ from architectures.depth import gradients_by_block
 from records import checkpoint, columns, lock, reading, run_folder
 from records.checkpoint import LAST, Checkpoint
 from records.columns import Column
-from records.writing import Records, untrained
+from records.writing import Records
 from utilities import errors, processes, stopping
 from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary
@@ -42,7 +42,7 @@ def run(opt, arguments):
             if state.next_epoch == 0:
                 evaluated = None
                 if opt.check_untrained_accuracy or not opt.n_epochs:
-                    evaluated, embedded = evaluate_untrained(opt, built, state.folder)
+                    evaluated, embedded = evaluate(opt, built, epoch=0)
                 record(records, built, state, 0, {}, evaluated, embedded)
             for epoch in range(max(state.next_epoch, 1), opt.n_epochs + 1):
                 if state.patience_is_over(opt.patience):
@@ -63,9 +63,6 @@ def begin(opt, arguments):
     reproduced = opt.reproduce and run_folder.read(opt.reproduce)
     if reproduced and (changed := run_folder.changed_data(reproduced, built.data.description)):
         print(f'Note: the data have {changed} than {opt.reproduce}.')
-    if reproduced and (merged := run_folder.merged_in_words(reproduced)):
-        print(f'Note: {opt.reproduce} changed its settings within the run: {merged}. This run has the last ones '
-              'from its first epoch on; `merged` in that config.yaml has both values of each.')
     for sentence in parameters.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
         print(f'Note: {sentence}', file=sys.stderr)
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
@@ -98,9 +95,6 @@ def continued(opt, arguments):
 
 def continue_run(opt, state, arguments, data):
     """Restores the run of --resume, and records that it goes on."""
-    if moved := parameters.metrics_of_old(opt.resume):
-        print(f'Note: {" and ".join(moved)}: from now on the columns of these metrics are empty; after the training, '
-              f'Evaluate_Network.py {opt.resume} computes them.', file=sys.stderr)
     begins = {entry['at_epoch'] for entry in run_folder.read(state.folder).get('merged', [])}
     first = state.resume(lambda before, merging: parameters.changed_within_run(
         parameters.build(), before, state.settings, parameters.flags_with('fixed') if merging else None),
@@ -149,13 +143,6 @@ def evaluate(opt, built, epoch):
         averaged, _ = evaluation.evaluate(opt, built.ema.average, built.data, built.criterion, epoch)
         row |= {columns.ema_column(name): value for name, value in averaged.items() if isinstance(value, float)}
     return row, embedded
-
-
-def evaluate_untrained(opt, built, folder):
-    """As evaluation.evaluate, for the untrained network; with --reuse_epoch0, the metrics that another run recorded."""
-    if not opt.reuse_epoch0:
-        return evaluate(opt, built, epoch=0)
-    return untrained(opt.reuse_epoch0, folder, parameters.epoch0_flags()), {}
 
 
 def train_epoch(opt, built, loader, epoch):

@@ -10,6 +10,7 @@ is used. Every part of the program gets the whole namespace.
 """
 import argparse
 import functools
+import sys
 from pathlib import Path
 
 import criteria
@@ -20,7 +21,7 @@ from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
 from criteria import CRITERIA, required_inputs, takes_miner, with_nested_losses
 from datasampler import SAMPLERS
-from datasets import DATASETS, splits, time_split
+from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES
 from records import checkpoint, published, reading, run_folder
@@ -52,24 +53,8 @@ main.py --help resumable      the flags that --resume may change; machine: flags
 main.py --help all            every flag
 
 docs/run_folder.md says more."""
-# {flag of earlier versions: the value with which their runs still resume}
-REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'adam_betas': [0.9, 0.999], 'embed_momentum': None,
-           'loss_momentum': None}
-# {REMOVED flag: what takes its place}
-INSTEAD = {'adam_betas': "give --optim_args '{betas: [0.9, 0.99]}'", 'embed_momentum': 'give --embed_optim_args',
-           'loss_momentum': 'give --loss_optim_args'}
-# flags of earlier versions that changed no result
-WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'projector', 'image_cache_check', 'image_cache', 'max_megapixels',
-                  'ranking_backend', 'loss_nir_logmatch', 'loss_nir_pos_alpha', 'loss_nir_neg_alpha', 'loss_nir_margin',
-                  'loss_nir_delta', 'loss_nir_pair_perc', 'loss_nir_nf_fc_dropout')
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
-# flags of earlier versions -> the command of Evaluate_Network.py that has them
-MOVED = {'export': 'export', 'embed': 'embeddings', 'draw': 'pictures', 'on': 'other_data', 'check_overlap': 'overlap',
-         'overlap_threshold': 'overlap', 'codes': 'codes', 'codes_rescore': 'codes', 'open_set': 'open_set',
-         'open_set_fpir': 'open_set',
-         **dict.fromkeys(('rerank', 'rerank_kreciprocal_k1', 'rerank_kreciprocal_k2', 'rerank_kreciprocal_lambda',
-                          'rerank_alphaqe_n', 'rerank_alphaqe_alpha'), 'rerank')}
 
 
 def used_losses(opt):
@@ -115,10 +100,6 @@ def has_folds(opt):
 def has_test_range(opt):
     # None: half, or refused where there is an official split
     return not opt.splits and opt.split_scheme in (*splits.RANGED, None)
-
-
-def splits_by_time(opt):
-    return opt.split_scheme == 'time'
 
 
 def not_in_training(opt):
@@ -184,11 +165,9 @@ def run_parameters(parser):
            help='with --resume: other flags of training may change as well; what no longer fits them starts fresh')
     switch('--auto_resume', mode=True,
            help='continue the run with this --group, this --seed and the same settings, or start it if there is none')
-    add('--reuse_epoch0', '--untrained', metavar='RUN_FOLDER', mode=True,
-        help="copy the untrained network's metrics from this run instead of computing them")
     add('--evaluate', metavar='RUN_FOLDER_OR_CHECKPOINT', mode=True,
         help='do not train; print the metrics of a trained network')
-    add('--seed', type=COUNT, default=1, fixed=True, untrained=True, common=True,
+    add('--seed', type=COUNT, default=1, fixed=True, common=True,
         help='seed of all random numbers of the run')
     switch('--deterministic', help='make the arithmetic repeatable on a GPU too, which is slower; the CPU always is')
     switch('--tf32', help='compute float32 products in TF32 on NVIDIA GPUs: faster, but less precise')
@@ -203,8 +182,7 @@ def run_parameters(parser):
 
 
 def data_parameters(parser):
-    add, switch = new_group(parser, 'data', 'data set, splits, decoding, augmentation', untrained=True,
-                            fixed=True)
+    add, switch = new_group(parser, 'data', 'data set, splits, decoding, augmentation', fixed=True)
     add('--dataset', default='cub200', common=True, names=DATASETS, help='data set')
     add('--source_path', '--source', default='../../Datasets', machine=True, common=True,
         help='folder with the folders of the data sets; for --dataset folder, the folder that contains images/, or '
@@ -220,8 +198,7 @@ def data_parameters(parser):
     add('--split_scheme',
         choices={'half': 'training and test classes', 'class_folds': 'half, with folds of validation classes',
                  'mlrc': 'the class lists of Musgrave et al.',
-                 'closed_set': 'every class in all splits, with folds of images',
-                 'time': 'training images before test images', 'predefined': 'the official split'},
+                 'closed_set': 'every class in all splits, with folds of images', 'predefined': 'the official split'},
         help='how the data are split; by default predefined if there is an official split, else half')
     add('--splits', metavar='FILE', resumable=True,
         help='JSON or YAML file with the classes of each split, in place of --split_scheme')
@@ -231,18 +208,12 @@ def data_parameters(parser):
         help='index of the validation fold, from 0, for a --split_scheme with folds')
     add('--n_folds', type=number(int, 2), default=4, effect=has_folds,
         help='number of folds, for a --split_scheme with folds')
-    add('--n_training_folds', type=POSITIVE_INT, untrained=False, effect=has_folds,
+    add('--n_training_folds', type=POSITIVE_INT, effect=has_folds,
         help='number of folds that may be used for validation, the first ones; by default all')
-    add('--test_size', type=FRACTION, default=0.5,
-        effect=lambda opt: has_test_range(opt) or splits_by_time(opt) and opt.test_from is None,
-        help="fraction of the classes (closed_set: of each class's images; time: of the images) in the test split")
+    add('--test_size', type=FRACTION, default=0.5, effect=has_test_range,
+        help="fraction of the classes (closed_set: of each class's images) in the test split")
     add('--test_start', type=FRACTION, default=0.5, effect=has_test_range,
         help='start of the test range, as a fraction of the sorted classes; it wraps around')
-    add('--time_split',
-        choices={'disjoint': 'test images of training classes are left out', 'shared': 'they are kept'},
-        default='disjoint', effect=splits_by_time, help='--split_scheme time: whether the splits may share classes')
-    add('--test_from', type=point_in_time, metavar='TIME', effect=splits_by_time,
-        help='--split_scheme time: first time of the test split, a number or a date; by default as --test_size says')
     switch('--use_tv_split', common=True, help='split a validation set off the training set')
     switch('--tv_split_by_samples', effect=lambda opt: opt.use_tv_split,
            help='with --use_tv_split: validate on samples of every class instead of on whole classes')
@@ -250,20 +221,19 @@ def data_parameters(parser):
         help='with --use_tv_split: fraction of the training set that remains for training')
     add('--augmentation', default='base', fixed=False, names=AUGMENTATIONS,
         help='augmentation of the training images; docs/data.md explains each')
-    add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'), untrained=False,
+    add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'),
         fixed=False, effect=crops_randomly,
         help='smallest and largest area of random crops, as fractions of the image; by default 0.08 (mlrc: 0.16) and '
              '1')
-    add('--crop_ratio', nargs=2, type=POSITIVE, metavar=('MIN', 'MAX'), untrained=False, fixed=False,
-        effect=crops_randomly,
+    add('--crop_ratio', nargs=2, type=POSITIVE, metavar=('MIN', 'MAX'), fixed=False, effect=crops_randomly,
         help='smallest and largest width / height of random crops; by default 3/4 and 4/3 (mlrc: 0.75, 1.33)')
     add('--color_jitter', nargs=4, type=NOT_NEGATIVE, metavar=('BRIGHTNESS', 'CONTRAST', 'SATURATION', 'HUE'),
-        untrained=False, fixed=False,
+        fixed=False,
         help='largest random changes of brightness, contrast, saturation (factors 1 - x to 1 + x) and hue; by default '
              'none')
-    add('--randaugment', nargs=2, type=COUNT, metavar=('N', 'M'), untrained=False, fixed=False,
+    add('--randaugment', nargs=2, type=COUNT, metavar=('N', 'M'), fixed=False,
         help='apply N random operations of magnitude M (0 to 30) to each training image; by default none')
-    add('--random_erasing', type=FRACTION, default=0.0, metavar='P', untrained=False, fixed=False,
+    add('--random_erasing', type=FRACTION, default=0.0, metavar='P', fixed=False,
         help='probability of filling a random rectangle of a training image with the mean colour; 0 means never')
     add('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear', fixed=False,
         help='interpolation with which images and crops are resized, in training and evaluation')
@@ -271,14 +241,6 @@ def data_parameters(parser):
         help='height and width of the images in evaluation, in pixels; by default --input_size')
     add('--eval_resize', type=POSITIVE_INT, fixed=False, effect=lambda opt: effective_augmentation(opt) != 'characters',
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
-
-
-def point_in_time(text):
-    """An argparse type: a number or a date of ISO 8601, as text."""
-    try:
-        return time_split.moment(text).text
-    except ValueError:
-        raise argparse.ArgumentTypeError(f'expected {time_split.EXPECTED}, not {text}') from None
 
 
 def frozen_part(text):
@@ -289,8 +251,7 @@ def frozen_part(text):
 
 
 def network_parameters(parser):
-    add, switch = new_group(parser, 'network', 'backbone, pooling, embedding layer, weights, input', untrained=True,
-                            fixed=True)
+    add, switch = new_group(parser, 'network', 'backbone, pooling, embedding layer, weights, input', fixed=True)
     add('--arch', default='resnet50_frozen_normalize', common=True, names=ARCHITECTURES,
         help='network, also timm:NAME, torchvision:NAME, pretrainedmodels:NAME; suffixes: _frozen (BatchNorm '
              'statistics), _normalize (norm 1), _double (--pool avg_max)')
@@ -321,7 +282,7 @@ def network_parameters(parser):
         help='--embed_init lda: weight of a multiple of the identity in the within-class covariance')
     add('--freeze', type=frozen_part, default='none', fixed=False, metavar='none|backbone|stem|N',
         help='part of the backbone that is not trained; N: the stem and the first N blocks; none trains all')
-    switch('--keep_features', default=True, machine=True, untrained=False, effect=lambda opt: opt.freeze == 'backbone',
+    switch('--keep_features', default=True, machine=True, effect=lambda opt: opt.freeze == 'backbone',
            help='with --freeze backbone: compute the features once; --keep_features false computes them in each epoch')
     add('--lora_rank', type=COUNT, default=0,
         help='rank of the trained adapters (LoRA) in the attention layers of a ViT; 0 means no adapters')
@@ -473,27 +434,26 @@ def loss_parameters(parser):
 
 
 def evaluation_parameters(parser):
-    add, switch = new_group(parser, 'evaluation', 'metrics, splits, queries and gallery, pictures', resumable=True,
-                            untrained=True)
+    add, switch = new_group(parser, 'evaluation', 'metrics, splits, queries and gallery, pictures', resumable=True)
     add('--evaluation_metrics', nargs='+', metavar='METRIC',
         default=['e_recall@1', 'e_recall@2', 'e_recall@4', 'nmi', 'f1', 'mAP_1000', 'mAP_lim', 'mAP_c', 'dists@intra',
                  'dists@inter', 'dists@intra_over_inter', 'rho_spectrum@0', 'rho_spectrum@-1', 'rho_spectrum@1',
                  'rho_spectrum@2', 'rho_spectrum@10', 'map_at_r', 'precision_at_1', 'r_precision'], names=METRICS,
         help='metrics to compute; the prefix c_ means on L2-normalised embeddings, @ gives a parameter')
-    add('--storage_metrics', nargs='+', metavar='METRIC', default=['e_recall@1'], untrained=False,
+    add('--storage_metrics', nargs='+', metavar='METRIC', default=['e_recall@1'],
         help='metrics whose best network is kept, such as map_at_r or within_map_at_r; the first selects the best '
              'epoch')
     add('--splits_to_eval', nargs='+', choices=['train', 'val', 'test'],
         help='splits to evaluate; by default all (but not train with --no_train_metrics)')
     switch('--no_train_metrics', common=True, help='do not evaluate the training split')
-    add('--eval_every', type=POSITIVE_INT, default=1, untrained=False,
+    add('--eval_every', type=POSITIVE_INT, default=1,
         help='number of epochs from one evaluation to the next; the last epoch is always evaluated')
     add('--eval_bs', type=POSITIVE_INT, resumable=True,
         help='number of images that are embedded at a time in evaluation; by default --bs')
-    switch('--check_untrained_accuracy', default=True, untrained=False, effect=lambda opt: opt.n_epochs,
+    switch('--check_untrained_accuracy', default=True, effect=lambda opt: opt.n_epochs,
            help='evaluate the untrained network, as epoch 0')
     switch('--evaluate_on_gpu', machine=True, help='compute the metrics on the GPU too, if there is one')
-    add('--cluster_every', type=POSITIVE_INT, default=1, untrained=False,
+    add('--cluster_every', type=POSITIVE_INT, default=1,
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
     add('--bootstrap', metavar='N', type=COUNT, default=0,
         help='number of resamples of the classes for 95 percent intervals of retrieval metrics; 0: none')
@@ -515,7 +475,7 @@ def evaluation_parameters(parser):
     add('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'], obsolete=True,
         help='without effect, since a network has one kind of embedding; for scripts of the public code')
     add('--pictures', nargs='+', choices=['none', evaluation.curves.SINGLE, *PICTURES], metavar='PICTURE',
-        default=['retrieval', 'spectrum', 'distances', 'classes'], untrained=False, names=PICTURES,
+        default=['retrieval', 'spectrum', 'distances', 'classes'], names=PICTURES,
         help='plots of the test split saved after the last epoch; metrics: a file of curves per metric; or none')
 
 
@@ -540,11 +500,7 @@ def record_parameters(parser):
 
 def build():
     parser = Parser(prog='main.py', usage='main.py [FLAG ...]', epilog=EPILOG,
-                    description='Trains an embedding network on some classes and evaluates it on unseen ones.',
-                    gone={**{name: f'moved: python Evaluate_Network.py RUN {command} ...'
-                             for name, command in MOVED.items()},
-                          **{name: f'is gone: {other}' for name, other in INSTEAD.items()},
-                          **dict.fromkeys(WITHOUT_EFFECT, 'is gone, since it changed no result: leave it out')})
+                    description='Trains an embedding network on some classes and evaluates it on unseen ones.')
     command_line.add_completion(parser)
     for add in (run_parameters, data_parameters, network_parameters, training_parameters, batch_creation_parameters,
                 batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters):
@@ -643,24 +599,18 @@ def shown(value):
 
 def recorded_flags(place):
     """
-    The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported, without
-    flags that have MOVED, are REMOVED or were WITHOUT_EFFECT. Raises UserError where a REMOVED flag had an effect.
+    The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported. Those
+    whose flags no longer exist are left out, with a note.
     """
     if Path(place).is_file() or published.is_folder(place):
         settings = checkpoint.load(checkpoint.find(place))['settings']
     else:
         settings = run_folder.read(place)['flags']
-    for name, default in REMOVED.items():
-        if settings.get(name, default) != default:
-            raise UserError(f'{place}: it has --{name} {shown(settings[name])}, a flag that this version no longer '
-                            'has; use the version that made it (git_commit in its config.yaml)')
-    return {name: value for name, value in settings.items() if name not in {*REMOVED, *WITHOUT_EFFECT, *MOVED}}
-
-
-def metrics_of_old(folder):
-    """The MOVED flags that gave a run of an earlier version metrics in each epoch, as texts."""
-    flags = run_folder.read(folder)['flags']
-    return [f'--{name} {shown(flags[name])}' for name in ('open_set', 'rerank') if flags.get(name)]
+    unknown = sorted(settings.keys() - {*command_line.known_flags(build())})
+    if unknown:
+        print(f'Note: {place}: it was recorded with flags that no longer exist, which are left out: '
+              f'--{", --".join(unknown)}', file=sys.stderr)
+    return {name: value for name, value in settings.items() if name not in unknown}
 
 
 def find_run(opt):
@@ -708,11 +658,6 @@ def checksums_of_files(settings):
     return found
 
 
-def epoch0_flags():
-    """The names of the flags that the metrics of the untrained network depend on."""
-    return [name for name in flags_with('untrained') if name not in flags_with('machine')]
-
-
 def check_splits(parser, opt, unused=()):
     """
     Raises UserError for flags that the split scheme does not use, and for a fold that it does not have. unused: flags
@@ -724,15 +669,12 @@ def check_splits(parser, opt, unused=()):
                             'them')
         setattr(opt, 'splits' if 'split_scheme' in opt.given else 'split_scheme', None)     # an earlier run's value
     used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), splits.FOLDED)
-    used_by |= {'test_size': splits.SIZED, 'test_start': splits.RANGED, 'time_split': ('time',), 'test_from': ('time',)}
+    used_by |= dict.fromkeys(('test_size', 'test_start'), splits.RANGED)
     for flag, schemes in used_by.items():
         if (flag in opt.given and flag not in unused and getattr(opt, flag) != parser.get_default(flag)
-                and opt.split_scheme not in ((*schemes, None) if flag in ('test_size', 'test_start') else schemes)):
+                and opt.split_scheme not in ((*schemes, None) if schemes == splits.RANGED else schemes)):
             raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(schemes)}'
                             + (f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'))
-    if opt.test_from is not None and 'test_size' in opt.given and opt.test_size != 0.5 and splits_by_time(opt):
-        raise UserError(f'--test_from {opt.test_from} and --test_size {opt.test_size}: both say where the test split '
-                        'begins; leave one of them out')
     if opt.test_size == 1 and not opt.evaluate:
         raise UserError('--test_size 1 leaves nothing to train on; use a smaller fraction, such as 0.5')
     if opt.split_scheme in splits.FOLDED:

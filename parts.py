@@ -17,7 +17,7 @@ import parameters
 import training_step
 from architectures import batch_norm, embedding_layer
 from datasets import class_vectors
-from records import backends, checkpoint, run_folder
+from records import backends, checkpoint
 from utilities import device, loss_sums, machine, pml, processes, torch_losses, unsaved
 from utilities.errors import UserError, choose
 from utilities.randomness import preserved, seed_everything
@@ -162,10 +162,6 @@ def check(opt, data):
                     == images.n_queries for images in (data.evaluation[name] for name in splits))):
         raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
                         'positive; retrieval needs classes of two images or more')
-    for flags in (vars(opt), run_folder.read(opt.reuse_epoch0)['flags']) if opt.reuse_epoch0 else ():
-        if criteria.ranks(argparse.Namespace(**flags)):
-            raise UserError(f'--reuse_epoch0 {opt.reuse_epoch0}: --loss {flags["loss"]}, of this run or of the other, '
-                            'ranks by a distance of its own; leave --reuse_epoch0 out')
 
 
 def prepare(opt):
@@ -382,13 +378,4 @@ def summary(opt, folder, built, first):
     return '\n'.join([f'run folder: {folder}' + (f', continued at epoch {first}' if first else ''),
                       f'{opt.arch}: {n_parameters:,} parameters, images of {built.model.input_size} pixels, '
                       f'{opt.device}',
-                      f'{opt.dataset}: ' + '; '.join(splits)] + over_time(built.data.description))
-
-
-def over_time(description):
-    """A line on --split_scheme time, in a list; an empty list for the other schemes."""
-    if 'time' not in description:
-        return []
-    last, first, n = (description['time'][name] for name in ('last_training_time', 'first_test_time', 'n_left_out'))
-    return [f'time: training until {last}' + (f', test from {first}' if first else '') + (
-        f'; {n:,} images from then on are left out, since their classes have training images' if n else '')]
+                      f'{opt.dataset}: ' + '; '.join(splits)])

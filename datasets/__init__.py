@@ -16,7 +16,6 @@ from datasets import (
     omniglot,
     online_products,
     splits,
-    time_split,
     transforms,
 )
 from datasets.base import ImageSet, check_names, note_ignored, read_image
@@ -64,8 +63,7 @@ def select(opt, input_size):
     if opt.skip_bad_images:
         table = without_bad_images(table)
     read = reader(table)
-    scheme = splits.scheme(opt, table)
-    if scheme != 'predefined':
+    if splits.scheme(opt, table) != 'predefined':
         table = replace(table, parts=None)                   # or else queries would be compared with the gallery only
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation, read) for name, chosen in split.items()}
@@ -76,8 +74,6 @@ def select(opt, input_size):
         description['splits_file'] = splits.split_file.describe(opt)
     if opt.label_noise:
         description['label_noise'] = label_noise.apply(opt, train)
-    if scheme == 'time':
-        description['time'] = time_split.describe(table, split)
     return Data(train, sets, description)
 
 

@@ -29,7 +29,6 @@ class ImageTable:
     coarser: such mappings for the levels above the super-classes, from the nearest level up.
     ignored: files and folders among the images that are not images.
     groups:  None, or the group (camera, place, day) of each image.
-    times:   None, or the time_split.Moment of each image.
     boxes:   None, or the boxes.Box of each image, the part of its file that is read.
     """
     paths: list
@@ -39,7 +38,6 @@ class ImageTable:
     coarser: list = field(default_factory=list)
     ignored: list = field(default_factory=list)
     groups: list | None = None
-    times: list | None = None
     boxes: list | None = None
 
     @property
@@ -49,7 +47,7 @@ class ImageTable:
 
     def keep(self, chosen):
         """The table of the images `chosen` (a list of indices) only."""
-        columns = {name: getattr(self, name) for name in ('paths', 'classes', 'parts', 'groups', 'times', 'boxes')}
+        columns = {name: getattr(self, name) for name in ('paths', 'classes', 'parts', 'groups', 'boxes')}
         return replace(self, **{name: [column[i] for i in chosen] for name, column in columns.items() if column})
 
 

@@ -11,11 +11,11 @@ import unicodedata
 from collections import ChainMap, Counter
 from pathlib import Path
 
-from datasets import boxes, time_split
+from datasets import boxes
 from datasets.base import ImageTable, check_names, class_folders, files_in, find, image_files, subfolders
 from utilities.errors import UserError
 
-COLUMNS = ('path', 'label', 'split', 'group', 'time', *boxes.COLUMNS)
+COLUMNS = ('path', 'label', 'split', 'group', *boxes.COLUMNS)
 PARTS = ('train', 'val', 'test', 'query', 'gallery', 'distractor')
 PART_OF_FOLDER = {'train': 'train', 'training': 'train', 'val': 'val', 'valid': 'val', 'validation': 'val',
                   'test': 'test', 'query': 'query', 'gallery': 'gallery'}
@@ -28,8 +28,7 @@ def load(opt):
     if opt.download:
         raise UserError('--download: --dataset folder is your own data; there is nothing to download')
     if opt.csv:
-        used = {'time': opt.split_scheme == 'time', 'group': 'across' in opt.eval_level}
-        return listed(Path(opt.csv), Path(opt.source_path), {column for column in used if used[column]})
+        return listed(Path(opt.csv), Path(opt.source_path), with_groups='across' in opt.eval_level)
     source = Path(opt.source_path)
     if os.path.isdir(source) and not os.path.exists(source / 'images'):
         table = official_split(source)
@@ -131,11 +130,11 @@ def nested(folder):
     return ImageTable(paths, classes, superclasses=superclasses, coarser=coarser, ignored=ignored)
 
 
-def listed(file, source_path, reads=frozenset()):
+def listed(file, source_path, with_groups=False):
     """
-    The images of a CSV file with columns path, label and, optionally, split, group, time and x1,y1,x2,y2 (a box); paths
-    are relative to source_path. Columns whose names begin with "superclass" give the super-class of each label, from
-    the nearest level to the coarsest. reads: those of the columns group and time that are read.
+    The images of a CSV file with columns path, label and, optionally, split, group and x1,y1,x2,y2 (a box); paths are
+    relative to source_path. Columns whose names begin with "superclass" give the super-class of each label, from the
+    nearest level to the coarsest. with_groups: whether the column group is read.
     """
     try:
         with open(file, newline='', encoding='utf-8-sig') as opened:
@@ -159,15 +158,14 @@ def listed(file, source_path, reads=frozenset()):
             raise UserError(f'--csv {file}, line {line}: path and label must not be empty'
                             + (f', and split must be one of {", ".join(PARTS)}' if 'split' in row else ''))
     note_similar_labels(file, {row['label'] for row in rows})
-    reads = {*reads} & {*columns}
-    check_groups(file, rows, lines, 'group' in reads)
+    with_groups = with_groups and 'group' in columns
+    check_groups(file, rows, lines, with_groups)
     paths = [source_path / row['path'] for row in rows]
     superclasses, *coarser = [read_superclasses(file, rows, lines, column) for column in columns
                               if column.startswith('superclass')] or [{}]
     table = ImageTable(paths, [row['label'] for row in rows],
                        [row['split'] for row in rows] if 'split' in columns else None, superclasses, coarser=coarser,
-                       groups=[row['group'] for row in rows] if 'group' in reads else None,
-                       times=time_split.from_rows(file, rows) if 'time' in reads else None,
+                       groups=[row['group'] for row in rows] if with_groups else None,
                        boxes=boxes.from_rows(file, rows, lines, paths) if {*boxes.COLUMNS} & {*columns} else None)
     return without_repeats(file, table, lines)
 

@@ -5,7 +5,7 @@ NeurIPS 2021, https://arxiv.org/abs/2107.09562).
 import json
 from pathlib import Path
 
-from utilities.command_line import read_yaml
+from utilities.command_line import UniqueKeys, read_yaml
 from utilities.errors import UserError
 from utilities.files import file_hash
 
@@ -61,7 +61,7 @@ def read_split_lists(opt, what):
     try:
         text = Path(opt.splits).read_text(encoding='utf-8')
         content = (json.loads(text, object_pairs_hook=once) if opt.splits.endswith('.json') else
-                   read_yaml(text, unique_keys=True))
+                   read_yaml(text, UniqueKeys))
     except OSError as error:
         raise UserError(f'{what}: {error.strerror}') from None
     except (ValueError, RecursionError) as error:

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from datasets import split_file, time_split
+from datasets import split_file
 from utilities.errors import UserError
 
 
@@ -82,12 +82,10 @@ def predefined(opt, table):
     return splits
 
 
-SCHEMES = {'half': half, 'class_folds': class_folds, 'mlrc': mlrc, 'closed_set': closed_set, 'time': time_split.split,
-           'predefined': predefined}
+SCHEMES = {'half': half, 'class_folds': class_folds, 'mlrc': mlrc, 'closed_set': closed_set, 'predefined': predefined}
 FILE = 'splits'                                                     # no scheme, but the file of --splits
 FOLDED = ('class_folds', 'mlrc', 'closed_set')                     # with a validation split that --fold selects
 RANGED = ('half', 'class_folds', 'closed_set')                     # with a test range: --test_start and --test_size
-SIZED = (*RANGED, 'time')                                           # with --test_size
 
 
 def scheme(opt, table):
@@ -151,9 +149,9 @@ def split(opt, table):
              if flag in getattr(opt, 'given', ()) and getattr(opt, flag) != 0.5]
     if chosen == FILE and moved:
         raise UserError(f'{" ".join(moved)}: --splits {opt.splits} says which classes are tested; leave the flag out')
-    if chosen not in SIZED and moved:
+    if chosen not in RANGED and moved:
         raise UserError(f'{" ".join(moved)}: --dataset {opt.dataset} has an official split, which is used by default; '
-                        f'choose the --split_scheme that the flag goes with: {", ".join(SIZED)}')
+                        f'choose the --split_scheme that the flag goes with: {", ".join(RANGED)}')
     splits = (split_file.apply if chosen == FILE else SCHEMES[chosen])(opt, table)
     if opt.use_tv_split:
         if 'val' in splits:
@@ -161,7 +159,7 @@ def split(opt, table):
             raise UserError(f'--use_tv_split: {has} validation split; leave the flag out')
         splits['train'], splits['val'] = cut_validation(opt, table, splits.get('train', []))
     needed = {'train', 'test', *splits}
-    if chosen in SIZED and opt.test_size == 0:
+    if chosen in RANGED and opt.test_size == 0:
         needed.remove('test')
     if opt.evaluate and any(splits.values()):
         needed.clear()
@@ -169,9 +167,7 @@ def split(opt, table):
         if not splits.get(name):
             used = [flag for flag, is_used in (('split_scheme', opt.split_scheme), ('tv_split_perc', opt.use_tv_split),
                                                ('fold', chosen in FOLDED), ('n_folds', chosen in FOLDED),
-                                               ('test_size', opt.split_scheme in SIZED and not opt.test_from
-                                                or opt.test_size != 0.5),
-                                               ('test_from', opt.test_from), ('time_split', chosen == 'time'))
+                                               ('test_size', opt.split_scheme in RANGED or opt.test_size != 0.5))
                     if is_used]
             raise UserError(f'--dataset {opt.dataset}: the {name} split is empty ({len(set(table.classes))} classes in '
                             'all' + ''.join(f', --{flag} {getattr(opt, flag)}' for flag in used) + ')')
@@ -199,12 +195,11 @@ def describe(sets):
 def image_hashes(table, splits):
     """
     What distinguishes data of equal class names and numbers of images: {what: hash} of the files, labels and, where
-    the table has them, super-classes, groups, times and boxes of the images, in the order of the splits, as split()
+    the table has them, super-classes, groups and boxes of the images, in the order of the splits, as split()
     gives them. Files are named below the folder that they have in common, so that data may move.
     """
     levels = [table.superclasses, *table.coarser]
     columns = {'files': table.paths, 'labels': table.classes, 'groups': table.groups,
-               'times': table.times and [time.text for time in table.times],
                'boxes': table.boxes and [box[1:5] for box in table.boxes],
                'super-classes': any(levels) and [[level.get(name) for level in levels] for name in table.classes]}
     found = {}

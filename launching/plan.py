@@ -16,7 +16,7 @@ from utilities import stopping
 from utilities.errors import UserError
 
 NOT_FROM_THE_START = [mode for mode in parameters.flags_with('mode')
-                      if mode not in ('config', 'reuse_epoch0', 'auto_resume')]
+                      if mode not in ('config', 'auto_resume')]
 MACHINE = tuple(parameters.flags_with('machine'))
 
 

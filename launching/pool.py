@@ -12,14 +12,13 @@ class Pool:
 
     runs:  Planned.
     slots: as slots.slot_arguments gives them.
-    more:  function of a run; returns further arguments, when the run is about to start.
 
     A run that another process trains takes a slot, too, and is tried again when that process has ended.
     """
 
-    def __init__(self, runs, slots, more=lambda run: []):
+    def __init__(self, runs, slots):
         self.waiting, self.elsewhere, self.running = collections.deque(runs), [], {}
-        self.slots, self.more = list(slots), more
+        self.slots = list(slots)
 
     def has_runs(self):
         """Whether there are runs to start or to wait for."""
@@ -33,7 +32,7 @@ class Pool:
         while self.waiting and len(self.slots) > len(self.elsewhere):
             run = self.waiting.popleft()
             try:
-                started = process.start(run, [*self.slots[-1], *self.more(run)])
+                started = process.start(run, self.slots[-1])
             except process.Busy:
                 self.elsewhere.append(run)
                 yield run, ELSEWHERE

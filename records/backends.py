@@ -75,9 +75,7 @@ def note(name, what, problem, folder):
 
 def origin(config):
     """The entries of config.yaml that W&B and Comet get beside the flags."""
-    merged = run_folder.merged_in_words(config)
-    return {name: config[name] for name in ('command', 'test_hash', 'test_images_hash') if name in config} | (
-        {'merged': merged} if merged else {})
+    return {name: config[name] for name in ('command', 'test_hash', 'test_images_hash', 'merged') if name in config}
 
 
 class TensorBoard:

@@ -2,9 +2,8 @@
 The names of metrics in records: in log.csv `<split>_<metric>`, or `<split>_<level>_<metric>` for levels other than
 `class`; at the backends (TensorBoard, W&B, Comet) with a slash after the split. In the records of an ensemble,
 `sem_<split>_<metric>` is the standard error of the mean over folds. In the records of a run,
-`ema_<split>_<metric>` is the metric of the moving average of the weights (--ema), `kreciprocal_<split>_<metric>` and
-`alphaqe_<split>_<metric>` the metric after a re-ranking (retrieval/reranking.py; in runs of earlier versions), and
-`step_<name>` the mean of `train/<name>` over the training steps (--tuple_statistics).
+`ema_<split>_<metric>` is the metric of the moving average of the weights (--ema), and `step_<name>` the mean of
+`train/<name>` over the training steps (--tuple_statistics).
 """
 import re
 from typing import NamedTuple
@@ -14,7 +13,6 @@ LEVELS = ('class', 'parent', 'within', 'across')
 LOSS = 'train_loss'
 SEM = 'sem_'
 EMA = 'ema_'
-RERANKINGS = ('kreciprocal', 'alphaqe')
 STEP = 'step_'
 OF_THE_PUBLIC_CODE = re.compile(r'(Train|Val|Test): discriminative_[^:]*: (.+)')    # W&B keys of Roth et al.
 
@@ -132,7 +130,7 @@ def at_backend(name):
     """
     if name.startswith(STEP):
         return f'train/{name.removeprefix(STEP)}'
-    for prefix in (SEM, EMA, *(f'{method}_' for method in RERANKINGS)):
+    for prefix in (SEM, EMA):
         if name.startswith(prefix):
             return f'{at_backend(name.removeprefix(prefix))}/{prefix[:-1]}'
     split, _, rest = name.partition('_')

@@ -2,12 +2,11 @@
 A trained network in a folder for others: weights as safetensors, which cannot hold code, and the config.json from which
 the network is built. Such a folder takes the place of a run folder wherever a trained network is read.
 """
-import hashlib
 import json
 from pathlib import Path
 
 from utilities.errors import UserError
-from utilities.files import describe_kind, file_hash
+from utilities.files import describe_kind
 
 CONFIG = 'config.json'
 BACKBONE, REST = 'model.safetensors', 'embedding.safetensors'      # with the names of the backbone's library; all else
@@ -41,8 +40,7 @@ def write(folder, state, flags, epoch, description):
     for file, tensors in parts.items():
         save_file(tensors, folder / file, {'format': 'pt'})
     config = json.loads((folder / CONFIG).read_text(encoding='utf-8')) if is_folder(folder) else {}
-    hashes = {'flags': sha256_of_values(flags)} | {file: file_hash(folder / file) for file in parts}
-    config[ENTRY] = description | {'epoch': epoch, 'flags': flags, 'sha256': hashes}
+    config[ENTRY] = description | {'epoch': epoch, 'flags': flags}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
 
 
@@ -50,14 +48,12 @@ def read(folder):
     """
     The network in `folder` as a checkpoint has it: {'settings': {flag: value}, 'epoch', 'model': state dict}.
 
-    Raises UserError where config.json does not describe a network of this program, or the weights are not those that it
-    describes.
+    Raises UserError where config.json does not describe a network of this program, or a file holds no weights.
     """
     config, state = Path(folder) / CONFIG, {}
     try:
         entry = json.loads(config.read_text(encoding='utf-8'))[ENTRY]
-        flags, epoch, hashes = dict(entry['flags']), int(entry['epoch']), dict(entry['sha256'])
-        hashes = {name: hashes[name] for name in ('flags', BACKBONE, REST)}
+        flags, epoch = dict(entry['flags']), int(entry['epoch'])
     except OSError as error:
         raise UserError(f'{config}: {error.strerror}') from None
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -67,30 +63,20 @@ def read(folder):
         raise UserError(f'{config}: {", ".join(sorted(foreign))}: no flags of a network; it was changed')
     if str(flags.get('arch')).count(':') > 1:
         raise UserError(f'{config}: arch {flags["arch"]}: expected a network without a place from which to load it')
-    if hashes.pop('flags') != sha256_of_values(flags):
-        raise UserError(f'{config}: its flags do not fit their checksum (sha256); copy the folder again')
-    for file, known in hashes.items():
+    for file in (BACKBONE, REST):
         state |= {'backbone.' * (file == BACKBONE) + name: tensor
-                  for name, tensor in read_weights(Path(folder) / file, known).items()}
+                  for name, tensor in read_weights(Path(folder) / file).items()}
     return {'settings': flags, 'epoch': epoch, 'model': state}
 
 
-def read_weights(file, known):
-    """{name: tensor} of a safetensors file whose SHA-256 is `known`."""
+def read_weights(file):
+    """{name: tensor} of a safetensors file."""
     try:
         from safetensors.torch import load_file
-        if file_hash(file) != known:
-            raise UserError(f'{file}: these are not the weights that {CONFIG} describes; copy the folder again')
         return load_file(file)
     except OSError as error:
         raise UserError(f'{file}: {error.strerror or error}') from None
     except ImportError as error:
         raise UserError(f'{file}: needs safetensors ({error}): pip install safetensors') from None
-    except UserError:
-        raise
     except Exception as error:  # the format's own errors
         raise UserError(f'{file}: not weights in the format safetensors but {describe_kind(file, error)}') from None
-
-
-def sha256_of_values(flags):
-    return hashlib.sha256(json.dumps(flags, sort_keys=True).encode()).hexdigest()

@@ -3,7 +3,6 @@ import csv
 import glob
 import json
 import re
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,8 +23,8 @@ class Run:
     rows:   one per evaluated epoch, in order: {'epoch': int, '<split>_<metric>': float, ...}.
     state:  'finished', or a text that says how the run ended.
     test:   the hash of the test split, as in splits.yaml; None where it is not recorded.
-    test_images: the hash of its images; None where it is not recorded, as by earlier versions.
-    merged: the changes of its settings within the run, as run_folder.merged_in_words gives them.
+    test_images: the hash of its images; None where it is not recorded.
+    merged: whether its settings have changed within the run, so that tables leave it out.
     has_twin: whether another run has the same `test`, but other images.
     """
     name: str
@@ -35,7 +34,7 @@ class Run:
     state: str = FINISHED
     test: str | None = None
     test_images: str | None = None
-    merged: str = ''
+    merged: bool = False
     has_twin: bool = False
 
     @property
@@ -49,8 +48,7 @@ class Run:
 
     @property
     def group(self):
-        """The group; a run whose settings have changed is in one of its own, with the runs that changed alike."""
-        return f'{self.flags["group"]} ({self.merged})' if self.merged else self.flags['group']
+        return self.flags['group']
 
     @property
     def seed(self):
@@ -72,10 +70,9 @@ def read(folder):
     # the summary is read before the log: a run that is under way writes the log first, so that the log may be ahead
     summary = read_summary(folder / 'summary.json', flags.get('n_epochs'))
     rows = read_rows(folder / 'log.csv')
-    require_recorded(folder)
     state = run_progress(folder, flags, rows, summary)
     return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state,
-               run_folder.test_hash(folder, config), config.get('test_images_hash'), run_folder.merged_in_words(config))
+               config.get('test_hash'), config.get('test_images_hash'), bool(config.get('merged')))
 
 
 def find(place, settings, chosen=()):
@@ -94,12 +91,11 @@ def find(place, settings, chosen=()):
 
 def are_same(settings, config, chosen=()):
     """
-    Whether config.yaml describes a run with these settings that chose the values of the flags in `chosen` itself. A
-    config.yaml of an earlier version, which does not name such flags, is accepted. A run whose settings have changed
-    within the run is none.
+    Whether config.yaml describes a run with these settings that chose the values of the flags in `chosen` itself. A run
+    whose settings have changed within the run is none.
     """
     flags = config['flags']
-    return not config.get('merged') and {*chosen} <= {*config.get('chosen', chosen)} and all(
+    return not config.get('merged') and {*chosen} <= {*config.get('chosen', ())} and all(
         flags[name] == value for name, value in settings.items() if name in flags)
 
 
@@ -111,25 +107,6 @@ def progress(folder):
 
 def is_finished(folder):
     return progress(folder)[0]
-
-
-def require_recorded(folder):
-    """Raises UserError where log.csv or spectrum.csv has other rows than when summary.json was written."""
-    for name, written in loaded_summary(folder / 'summary.json').get('records', {}).items():
-        file = folder / name
-        if file.exists() and fingerprint(read_texts(file)[:written['n_rows']]) != written:
-            raise UserError(f'{file}: damaged or edited: its rows have changed since summary.json was written; '
-                            f'copy it again, repair it by python main.py --resume {folder}, or leave the run out')
-
-
-def fingerprint(rows):
-    """The number of rows of a CSV file and a CRC-32 of their texts, by which later changes are detected."""
-    text = json.dumps([filled(row) for row in rows], sort_keys=True)
-    return {'n_rows': len(rows), 'crc32': f'{zlib.crc32(text.encode()):08x}'}
-
-
-def filled(row):
-    return {name: text for name, text in row.items() if text}
 
 
 def read_rows(file):
@@ -185,9 +162,8 @@ def loaded_summary(file):
         return {}
     try:
         summary = json.loads(file.read_text(encoding='utf-8'))
-        numbers = [(summary['last_epoch'] or {'epoch': -1})['epoch'],
-                   *(part['n_rows'] for part in summary.get('records', {}).values())]
-        is_whole = isinstance(summary['finished'], bool) and all(isinstance(number, int) for number in numbers)
+        last = (summary['last_epoch'] or {'epoch': -1})['epoch']
+        is_whole = isinstance(summary['finished'], bool) and isinstance(last, int)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_whole = False
     if not is_whole:

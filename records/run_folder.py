@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import time
 import uuid
-import zlib
 from pathlib import Path
 
 import yaml
@@ -21,7 +20,6 @@ PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-l
             'pillow', 'wandb', 'pytorch-metric-learning')
 DUMPER = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)       # ten times as fast, where PyYAML was built with it
 LAST = 'checkpoint_last.pt'                                  # the state for an exact resumption
-CHECKSUM = '# checksum '                                     # begins config.yaml and splits.yaml
 
 
 def savename(opt):
@@ -47,9 +45,11 @@ def make(opt, settings, arguments, description, chosen, files):
     """The work of create()."""
     parent = Path(opt.save_path) / opt.dataset
     name = savename(opt)
+    test = description['splits'].get('test', {})
     config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),
               'git_commit': git_commit(), 'split_hash': description['hash'],
-              **split_hashes(description), 'run_id': uuid.uuid4().hex[:8],
+              'test_hash': test.get('hash'), 'test_images_hash': test.get('images_hash'),
+              'image_hashes': description['image_hashes'], 'run_id': uuid.uuid4().hex[:8],
               **({'splits_file': description['splits_file']} if 'splits_file' in description else {}),
               **({'files': files} if files else {}),
               'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
@@ -57,8 +57,8 @@ def make(opt, settings, arguments, description, chosen, files):
     try:
         remove_stale(parent / name)
         unfinished.mkdir(parents=True)
-        write_checked(unfinished / 'config.yaml', config)
-        write_checked(unfinished / 'splits.yaml', description)
+        write_yaml(unfinished / 'config.yaml', config)
+        write_yaml(unfinished / 'splits.yaml', description)
         return settle(unfinished, parent / name)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -85,10 +85,7 @@ def places(folder):
 
 
 def require_same_data(folder, description):
-    """
-    Raises UserError where the run began with other data, other splits, or another file of --splits. Prints a note where
-    an earlier version recorded no more than the class names and the numbers of images.
-    """
+    """Raises UserError where the run began with other data, other splits, or another file of --splits."""
     config = read(folder)
     ours, before = (part.get('splits_file', {}).get('hash') for part in (description, config))
     if ours != before:
@@ -97,9 +94,6 @@ def require_same_data(folder, description):
     if changed := changed_data(config, description):
         raise UserError(f'--resume {folder}: the data have {changed} than this run began with; --source_path must lead '
                         'to the same data')
-    if 'image_hashes' not in config:
-        print(f'Note: {folder}: an earlier version of this program recorded only the names and sizes of the classes; '
-              'that files, labels, groups and boxes are those that the run began with could not be checked.')
 
 
 def require_same_files(folder, files):
@@ -113,7 +107,7 @@ def require_same_files(folder, files):
 def changed_data(config, description):
     """
     How the data of a description by datasets.select differ from those in a run's config.yaml, such as 'other files,
-    boxes'; '' where they are the same. Groups and times are compared where both runs read them.
+    boxes'; '' where they are the same. Groups are compared where both runs read them.
     """
     if config['split_hash'] != description['hash']:
         return f'other classes or numbers of images (hash {description["hash"]}, not {config["split_hash"]})'
@@ -128,140 +122,65 @@ def changes(before, now):
 
 
 def repair_splits(folder, description):
-    """Writes splits.yaml again, with a note, where it is missing, damaged, or from another run."""
-    file = Path(folder) / 'splits.yaml'
+    """Writes splits.yaml again, with a note, where it is missing, cut off, or from another run."""
     try:
-        found = read_checked(file)
-    except (UserError, FileNotFoundError):
-        found = None
-    if not isinstance(found, dict) or found.get('hash') != description['hash']:
-        write_checked(file, description)
+        found = read_splits(folder)
+    except UserError:
+        found = {}
+    expected = read_yaml(as_yaml(description))
+    if any(found.get(name) != value for name, value in expected.items()):
+        file = Path(folder) / 'splits.yaml'
+        write_yaml(file, description)
         print(f'Note: {file} did not hold the splits of this run, and was written anew.')
 
 
 def note_resumption(folder, settings, arguments, epoch, description, merged=()):
     """
     Records a resumption in config.yaml: its epoch, its command and the changed flags; repairs splits.yaml. merged: the
-    flags whose changes make it a run of several settings; they are kept apart, with the epoch at which they begin.
+    flags whose changes make it a run of several settings; they are listed with the epoch at which they begin.
     """
     repair_splits(folder, description)
     config = read(folder)
-    config = split_hashes(description) | config
     changed = changes(config['flags'], settings)
     config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),
                               'versions': versions(), 'changed_flags': changed})
     changed = {name: change for name, change in changed.items() if name in merged}
     if changed and epoch:                                    # a run without an epoch has had no other settings
-        config['merged'] = with_changes(config.get('merged', []), epoch, changed)
-    write_checked(folder / 'config.yaml', config | {'flags': settings})
-
-
-def with_changes(merged, epoch, changed):
-    """
-    `merged` of config.yaml, [{'at_epoch', 'flags': {flag: {'from', 'to'}}}], with the changes {flag: {'from', 'to'}}
-    that begin at `epoch`. Earlier ones that were to begin there have never been in force.
-    """
-    planned = next((entry['flags'] for entry in merged if entry['at_epoch'] == epoch), {})
-    flags = planned | {name: {'from': planned.get(name, change)['from'], 'to': change['to']}
-                       for name, change in changed.items()}
-    flags = {name: change for name, change in flags.items() if change['from'] != change['to']}
-    before = [entry for entry in merged if entry['at_epoch'] != epoch]
-    return before + ([{'at_epoch': epoch, 'flags': flags}] if flags else [])
-
-
-def merged_in_words(config):
-    """The changes of settings within a run, such as 'bs 8 from epoch 3'; '' for a run of one setting."""
-    def words(value):
-        return ' '.join(map(str, value)) if isinstance(value, list) else str(value)
-
-    return '; '.join(', '.join(f'{name} {words(change["to"])}' for name, change in entry['flags'].items())
-                     + f' from epoch {entry["at_epoch"]}' for entry in config.get('merged', []))
-
-
-def first_flags(config):
-    """The flags with which a run began."""
-    flags = dict(config['flags'])
-    for entry in reversed(config.get('merged', [])):
-        flags |= {name: change['from'] for name, change in entry['flags'].items()}
-    return flags
+        config['merged'] = [*config.get('merged', []), {'at_epoch': epoch, 'flags': changed}]
+    write_yaml(folder / 'config.yaml', config | {'flags': settings})
 
 
 def read(folder):
-    """The run folder's config.yaml. Raises UserError where it is no run folder."""
+    """The run folder's config.yaml. Raises UserError where it is no run folder, or where the file is cut off."""
     file = Path(folder) / 'config.yaml'
     try:
-        config = read_checked(file)
+        config = read_yaml(file.read_text(encoding='utf-8'))
     except OSError as error:
         raise UserError(f'{folder}: not a run folder: {file}: {error.strerror}') from None
-    if not isinstance(config, dict) or not {'flags', 'split_hash', 'run_id'} <= config.keys():
-        raise UserError(f'{file}: not the config.yaml of a run folder; pass a file of flags with --config')
-    if not are_changes(config.get('merged', [])):
-        raise UserError(f'{file}: damaged, or edited: `merged` is not a list of changes of flags')
+    except ValueError as error:
+        raise UserError(f'{file}: not readable: {error}') from None
+    expected = {'flags': dict, 'split_hash': str, 'run_id': str, 'resumed': list}        # `resumed` is written last
+    if not isinstance(config, dict) or any(not isinstance(config.get(name), kind) for name, kind in expected.items()):
+        raise UserError(f'{file}: cut off, or not the config.yaml of a run folder; pass a file of flags with --config')
     return config
 
 
-def are_changes(merged):
-    """Whether a value has the form of `merged` in config.yaml, as for with_changes()."""
-    return isinstance(merged, list) and all(
-        isinstance(entry, dict) and isinstance(entry.get('at_epoch'), int) and isinstance(entry.get('flags'), dict)
-        and all(isinstance(change, dict) and {'from', 'to'} <= change.keys() for change in entry['flags'].values())
-        for entry in merged)
-
-
-def test_hash(folder, config):
+def read_splits(folder):
     """
-    The hash of a run's test split, made from its classes and their numbers of images; None where it has none. config:
-    its config.yaml. Where an earlier version wrote it, it has no such hash, and splits.yaml is read.
+    The description of the splits in the splits.yaml of a run folder. Raises UserError where the file is missing, cut
+    off or of another kind.
     """
-    if 'test_hash' in config:
-        return config['test_hash']
     file = Path(folder) / 'splits.yaml'
-    return test_split_entry(read_checked(file)).get('hash') if file.is_file() else None
-
-
-def split_hashes(description):
-    """The entries of config.yaml on the images of all splits, and of the test split, of a description of the data."""
-    test = test_split_entry(description)
-    found = {'test_hash': test.get('hash'), 'test_images_hash': test.get('images_hash'),
-             'image_hashes': description.get('image_hashes')}
-    return {name: value for name, value in found.items() if value or name == 'test_hash'}
-
-
-def test_split_entry(description):
-    """The entry of the test split in a description by datasets.splits.describe; {} where there is no such split."""
-    splits = description.get('splits') if isinstance(description, dict) else None
-    test = splits.get('test') if isinstance(splits, dict) else None
-    return test if isinstance(test, dict) else {}
-
-
-def write_checked(file, content):
-    """Writes a dict as YAML after a comment with a checksum of the text, in the first line so that no cut loses it."""
-    text = as_yaml(content)
-    write_text(file, f'{CHECKSUM}{text_checksum(text)}\n{text}')
-
-
-def read_checked(file):
-    """
-    Reads a file written by write_checked and verifies its checksum. Raises UserError for a damaged file, OSError for
-    one that cannot be opened.
-    """
     try:
-        text = file.read_text(encoding='utf-8')
-        first, _, content = text.partition('\n')
-        checksum, place = first.removeprefix(CHECKSUM), 'first'
-        if not first.startswith(CHECKSUM.rstrip()):          # an earlier version wrote it in the last line
-            content, found, checksum = text.rpartition(f'\n{CHECKSUM}')
-            content, place = f'{content}\n', 'last' if found else None
-        if place and checksum.strip() != text_checksum(content):
-            raise UserError(f'{file}: damaged, or edited: its checksum does not fit its content. Copy it again; after '
-                            f'an edit on purpose, remove its {place} line')
-        return read_yaml(text)
-    except ValueError as error:
-        raise UserError(f'{file}: not readable: {" ".join(str(error).split())}') from None
-
-
-def text_checksum(text):
-    return f'{zlib.crc32(text.encode()):08x}'
+        content = read_yaml(file.read_text(encoding='utf-8'))
+        is_whole = all(len(part['classes']) == part['n_classes'] for part in content['splits'].values())
+    except OSError as error:
+        raise UserError(f'{file}: {error.strerror}') from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise UserError(f'{file}: cut off, or not the splits of a run; copy it again')
+    return content
 
 
 def write_yaml(file, content):

@@ -1,5 +1,4 @@
 """Writes a run's records: log.csv, records.sqlite, spectrum.csv and summary.json; the backends get the same values."""
-import csv
 import json
 import math
 import time
@@ -7,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from records import backends, columns, database, reading, run_folder
+from records import backends, columns, database
 from records.columns import Column
 from utilities import processes
-from utilities.errors import UserError
 from utilities.files import read_csv, write_csv, write_text
 
 SPECTRUM = 'rho_spectrum@0'                                # the metric that is a vector, in spectrum.csv
@@ -30,14 +28,9 @@ class Records:
         if not processes.is_main():
             return
         self.rows, self.spectra = (recorded['rows'], recorded['spectra']) if recorded else ([], [])
-        self.database, damaged = database.Database(self.folder / 'records.sqlite', self.rows, self.spectra), []
-        for name, rows in (('log.csv', self.rows), ('spectrum.csv', self.spectra)):
-            if not holds(self.folder / name, rows):
-                damaged.append(name)
-            write_csv(self.folder / name, rows)
-        if damaged and start:
-            print(f'Note: {self.folder}: {", ".join(damaged)} did not hold what the checkpoint has recorded, and was '
-                  'written anew from it.')
+        self.database = database.Database(self.folder / 'records.sqlite', self.rows, self.spectra)
+        write_csv(self.folder / 'log.csv', self.rows)
+        write_csv(self.folder / 'spectrum.csv', self.spectra)
         self.backends = backends.select(opt, self.folder, settings, start)
         self.clock = time.perf_counter()
         for row in self.rows:
@@ -124,9 +117,7 @@ class Records:
         metric = self.opt.storage_metrics[0]
         summary = {'finished': finished, 'n_epochs': self.opt.n_epochs, 'selected_by': metric, 'last_epoch': state.row,
                    'best_by_validation': state.best.get(Column('val', metric).name),
-                   'best_on_test': state.best.get(Column('test', metric).name),
-                   'records': {'log.csv': reading.fingerprint(self.rows),
-                               'spectrum.csv': reading.fingerprint(self.spectra)}}
+                   'best_on_test': state.best.get(Column('test', metric).name)}
         write_text(self.folder / 'summary.json', json.dumps(plain(summary), indent=2) + '\n')
 
     def __enter__(self):
@@ -140,29 +131,6 @@ class Records:
                 backends.note(type(backend).__name__, 'may have lost the last records', problem, self.folder)
 
 
-@processes.rank_zero_only
-def untrained(other, folder, flags):
-    """
-    The untrained network's metrics, {'<split>_<metric>': float, or array for rho_spectrum@0}, that the run folder
-    `other` has recorded, for the run in `folder`. Raises UserError where one of `flags` or the splits differ.
-    """
-    ours, theirs = run_folder.read(folder), run_folder.read(other)
-    before = run_folder.first_flags(theirs)
-    for name in flags:
-        if ours['flags'].get(name) != before.get(name):
-            raise UserError(f'--reuse_epoch0 {other}: its --{name} is {before.get(name)}, this run\'s '
-                            f'{ours["flags"].get(name)}; the untrained network has other metrics')
-    if changed := run_folder.changed_data(ours, {'hash': theirs['split_hash']} | theirs):
-        raise UserError(f'--reuse_epoch0 {other}: its data have {changed} than this run')
-    reading.read(other)                                  # refuses damaged records
-    rows = reading.read_rows(Path(other) / 'log.csv')
-    if not rows or rows[0]['epoch'] != 0:
-        raise UserError(f'--reuse_epoch0 {other}: it has no record of the untrained network, epoch 0')
-    spectra = {Column(row['split'], SPECTRUM).name: singular_values(row)
-               for row in reading.read_texts(Path(other) / 'spectrum.csv') if row['epoch'] == '0'}
-    return {name: value for name, value in rows[0].items() if columns.parse(name)} | spectra
-
-
 def progress(epoch, trained, evaluated, storage_metrics):
     """The line that is printed after an epoch: the loss, and --storage_metrics and MAP@R on validation and test."""
     parts = [f'epoch {epoch:>3}'] + ([f'loss {trained[columns.LOSS]:.4f}'] if epoch else ['untrained'])
@@ -171,15 +139,6 @@ def progress(epoch, trained, evaluated, storage_metrics):
         if name in evaluated:
             parts.append(f'{name} {evaluated[name]:.4f}')
     return '  '.join([*parts, f'{trained["seconds"]:.1f} s'])
-
-
-def holds(file, rows):
-    """Whether a CSV file begins with these rows; further rows belong to epochs that will be repeated."""
-    try:
-        found = read_csv(file)[:len(rows)]
-    except (UnicodeDecodeError, csv.Error):
-        return False
-    return [reading.filled(row) for row in found] == [reading.filled(row) for row in rows]
 
 
 def singular_values(row):

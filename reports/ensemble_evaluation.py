@@ -138,9 +138,10 @@ def network(opt, member, state):
 
 
 def untrained_key(ensemble, state):
-    """Everything on which the scores of untrained networks depend, besides the flags of this program."""
+    """What the scores of untrained networks may depend on, besides the flags of this program."""
     flags = ensemble.members[0].run.flags
-    names = parameters.epoch0_flags()
+    groups = command_line.flags_in_groups(parameters.build(), 'data', 'network', 'evaluation')
+    names = ['seed', *(name for name in groups if name not in parameters.flags_with('machine'))]
     return (state, *(member.config['split_hash'] for member in ensemble.members),
             *(str(flags.get(name)) for name in names))
 

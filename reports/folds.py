@@ -68,6 +68,8 @@ def read_member(folder, known):
     run, config = reading.read(folder), run_folder.read(folder)
     if run.state != reading.FINISHED:
         raise UserError(f'{folder}: {run.state}; finish it (python main.py --resume {folder}), or leave it out')
+    if run.merged:
+        raise UserError(f'{folder}: its settings have changed within the run, as its config.yaml lists; leave it out')
     chooser = Column('val', run.flags['storage_metrics'][0])
     if not any(chooser.name in row for row in run.rows):
         raise UserError(f'{folder}: it has no {chooser.name}, which chooses the best network; folds are trained with '
@@ -77,17 +79,16 @@ def read_member(folder, known):
     if not file.is_file():
         raise UserError(f'{folder}: there is no {file.name}, its best network by validation')
     if config['split_hash'] not in known:
-        known[config['split_hash']] = read_classes(Path(folder) / 'splits.yaml')
+        known[config['split_hash']] = read_classes(folder)
     return Member(run, config, best['epoch'], file, *known[config['split_hash']])
 
 
-def read_classes(file):
-    """(classes, hash of the test classes) of a splits.yaml, as in Member. Raises UserError where it is broken."""
-    try:
-        parts = run_folder.read_checked(file)['splits']
-        return {name: part['classes'] for name, part in parts.items()}, parts['test']['hash']
-    except (OSError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f'{file}: not the splits of a run ({" ".join(str(error).split())[:100]})') from None
+def read_classes(folder):
+    """(classes, hash of the test classes) in the splits.yaml of a run folder, as in Member."""
+    parts = run_folder.read_splits(folder)['splits']
+    if 'test' not in parts:
+        raise UserError(f'{folder}: its splits.yaml has no test split')
+    return {name: part['classes'] for name, part in parts.items()}, parts['test']['hash']
 
 
 def gather(folders):

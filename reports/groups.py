@@ -1,5 +1,4 @@
 """Runs -> groups of the seeds of one setting on one data set, and notes on the runs that are left out."""
-import sys
 from dataclasses import dataclass, field
 
 import parameters
@@ -8,7 +7,7 @@ from reports import naming
 from utilities.errors import UserError
 
 # flags, and columns of --rows, that may differ between the seeds of a setting, besides the flags of the machine
-OF_A_SEED = {'seed', 'savename', 'deterministic', 'projector', 'command', 'git_commit', 'versions'}
+OF_A_SEED = {'seed', 'savename', 'deterministic', 'command', 'git_commit', 'versions'}
 
 
 @dataclass
@@ -86,6 +85,9 @@ def those_that_count(name, members, with_unfinished):
                         'leave runs out with --exclude')
     used, notes = [], []
     for run in sorted(members, key=lambda run: (run.seed, run.name)):
+        if run.merged:
+            notes.append(f'{run.name}: its settings have changed within the run, as its config.yaml lists; left out')
+            continue
         is_finished = run.state == FINISHED
         counts = bool(run.rows) and (is_finished or with_unfinished)
         if counts:
@@ -150,18 +152,9 @@ def differences(name, runs):
 
 
 def tell_images_apart(runs):
-    """
-    Sets Run.has_twin where test splits of equal class names and numbers of images hold different images. Prints a note
-    on the runs, of earlier versions, whose images are then unknown.
-    """
+    """Sets Run.has_twin where test splits of equal class names and numbers of images hold different images."""
     images = {}
     for run in runs:
         images.setdefault(run.test, set()).add(run.test_images)
     for run in runs:
-        if len(images[run.test] - {None}) < 2:
-            continue
-        if run.test_images:
-            run.has_twin = True
-        else:
-            print(f'Note: {run.where}: an earlier version recorded only the names and sizes of its test classes; '
-                  'which of the test sets of such classes it has is unknown', file=sys.stderr)
+        run.has_twin = bool(run.test_images) and len(images[run.test] - {None}) > 1

@@ -96,7 +96,7 @@ def build_run(name, where, config, rows, state, group):
     """A Run. Raises UserError if its config lacks the data set, the group or the seed."""
     flags = {'group': group or None} | config
     tests = [flags.pop(name, None) for name in ('test_hash', 'test_images_hash')]
-    merged = flags.pop('merged', '')
+    merged = bool(flags.pop('merged', None))
     for flag in ('dataset', 'group', 'seed'):
         if flags.get(flag) is None:
             raise UserError(f'{where} ({name}): its config at W&B has no {flag}, so it cannot be grouped; leave it out')

@@ -68,7 +68,7 @@ def text(opt, flags, source, states, description, network):
     """
     folder = containing_folder(source)
     config = read(lambda: run_folder.read(folder)) or {}
-    splits = read(lambda: run_folder.read_checked(folder / 'splits.yaml')['splits']) or {}
+    splits = read(lambda: run_folder.read_splits(folder)['splits']) or {}
     is_of_timm, command = flags['arch'].startswith('timm:'), shlex.split(config.get('command', ''))
     command = shlex.join(run_folder.without_secrets(command, PRIVATE))
     return TEXT.format(

@@ -2,6 +2,7 @@
 Evaluate_Network.py RUN open_set: some test classes have no image in the gallery. Their queries are to be called
 unknown, by a threshold of the nearest similarity that is calibrated on validation classes (identification.py).
 """
+import json
 import sys
 
 import numpy as np
@@ -26,12 +27,11 @@ from retrieval.identification import (
     row_at,
     top_answers,
 )
-from retrieval.store import write_json
 from retrieval.unknown import containing_folder, thresholds_file
 from utilities import plotting, processes
 from utilities.command_line import FRACTION, number
 from utilities.errors import UserError
-from utilities.files import require_writable
+from utilities.files import require_writable, write_text
 from utilities.text_tables import aligned
 
 NAMES = {'val': 'validation', 'test': 'test'}
@@ -76,10 +76,10 @@ def no_threshold(opt, data):
     if 'val' not in data.evaluation:
         return ('there are no validation classes, and neither test nor training classes can replace them; '
                 '--use_tv_split or --split_scheme class_folds, given when a run is trained, makes them')
-    try:
-        recorded = run_folder.read_checked(containing_folder(opt.evaluate) / 'splits.yaml')['splits']
-    except OSError:
-        return f'{containing_folder(opt.evaluate)} has no splits.yaml, which lists the classes of the training'
+    folder = containing_folder(opt.evaluate)
+    if not (folder / 'splits.yaml').exists():
+        return f'{folder} has no splits.yaml, which lists the classes of the training'
+    recorded = run_folder.read_splits(folder)['splits']
     known = {split: {*recorded.get(split, {}).get('classes', ())} for split in ('train', 'val', 'test')}
     now = {split: {*images.class_names} for split, images in data.evaluation.items()}
     for split, kind, others in (('val', 'training', known['train'] | now.get('train', set())),
@@ -127,7 +127,7 @@ def save(opt, model, data, embedded, place):
                                             'unknown_classes': sorted(unknown)}}
     file = thresholds_file(place)
     if reason is None or not file.exists():                 # thresholds that were calibrated before stay
-        write_json(file, plain(content))
+        write_text(file, json.dumps(plain(content), indent=1) + '\n')
     print(titles.table({Column('test', name).name: value for name, value in found.items()}))
     print(table(rows, n_images, found) if rows else f'No threshold: {reason}')
     print(f'  thresholds:       {file}')

@@ -71,8 +71,8 @@ def report(embedded, threshold, folder, of_run):
     if listed:
         draw(images, listed[:SHOWN], folder / 'overlap.png')
     if of_run:
-        splits = run_folder.read_checked(folder / 'splits.yaml')
-        run_folder.write_checked(folder / 'splits.yaml', splits | {'overlap': {'threshold': threshold} | found})
+        splits = run_folder.read_splits(folder)
+        run_folder.write_yaml(folder / 'splits.yaml', splits | {'overlap': {'threshold': threshold} | found})
     print(table(found, threshold))
     if listed:
         print(f'{folder / "overlap.csv"}: {min(len(listed), MOST):,} pairs; the closest: {folder / "overlap.png"}')

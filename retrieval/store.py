@@ -1,6 +1,5 @@
 """
-The files of an index folder. index.json has its own CRC-32 checksum, in the key crc32, and names the other files, with
-the number of bytes and the checksum of each:
+The files of an index folder. index.json names the other files, with the number of bytes of each:
 
     embeddings   float32 [N, D], one row after the other; or codes, uint8 [N, D + 4] (retrieval.codes.to_int8)
     photos       N lines of JSON: [path, size of the file in bytes, time of its modification in ns]
@@ -11,7 +10,6 @@ changes write new files. index.json is replaced last, atomically, so that the fo
 """
 import json
 import os
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +23,6 @@ VERSION = 1                  # raise it when the format changes
 WITH_CODES = 2               # the version of an index of codes, which has the key `codes`
 KINDS = ('embeddings', 'photos', 'centroids', 'cells')
 KEYS = {'run', 'network_id', 'settings', 'generation', 'n_images', 'dim', 'recall', 'search', 'files'}
-OPTIONAL = {'open_set'}      # the thresholds of unknown.py, if there are any
-CHECKSUM = 'crc32'           # the key of a JSON file's own checksum
-CHUNK = 1 << 24              # bytes that are read at a time
 
 
 def create(folder, network, recall, open_set=None, codes='float32'):
@@ -50,46 +45,21 @@ def read(folder):
     """The content of index.json. Raises UserError if it is missing, damaged or of another version."""
     file = Path(folder) / NAME
     try:
-        content = read_json(file)
+        content = json.loads(file.read_text(encoding='utf-8'))
     except OSError as error:
         raise UserError(f'{folder}: not an index: {file}: {error.strerror}') from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f'{file}: damaged ({error}); make the index again') from None
-    version = content.get('version')
-    keys = KEYS | {'version'} | ({'codes'} if version == WITH_CODES else set())
+    version = content.get('version') if isinstance(content, dict) else None
+    keys = KEYS | ({'codes'} if version == WITH_CODES else set())
     if version not in (VERSION, WITH_CODES) or not keys <= content.keys():
         raise UserError(f'{file}: not an index of this version of the program; make the index again')
-    if content.keys() - keys - OPTIONAL:
-        raise UserError(f'{file}: damaged: it has unknown entries; make the index again')
     return content
-
-
-def write_json(file, content):
-    """Writes a dict with a checksum of it, in the key crc32."""
-    write_text(file, json.dumps(content | {CHECKSUM: content_checksum(content)}, indent=1) + '\n')
-
-
-def read_json(file):
-    """
-    The dict that write_json() wrote; files of earlier versions have no checksum, or one in hexadecimal digits. Raises
-    ValueError where it is damaged or was edited, and OSError where it cannot be opened.
-    """
-    content = json.loads(Path(file).read_text(encoding='utf-8'))
-    if not isinstance(content, dict):
-        raise ValueError('it is no JSON object')
-    expected, found = content.pop(CHECKSUM, None), content_checksum(content)
-    if expected not in (None, found, f'{found:08x}'):
-        raise ValueError('its checksum does not fit its content')
-    return content
-
-
-def content_checksum(content):
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def write(folder, content):
     """Replaces index.json, and removes the files of earlier generations."""
-    write_json(Path(folder) / NAME, content)
+    write_text(Path(folder) / NAME, json.dumps(content, indent=1) + '\n')
     named = {file['name'] for file in content['files'].values()}
     for kind in KINDS:
         for file in Path(folder).glob(f'{kind}_[0-9]*'):
@@ -104,14 +74,14 @@ def append(folder, content, n_images, **rows):
     """
     files = dict(content['files'])
     for kind, data in rows.items():
-        file = files.get(kind, {'name': f'{kind}_{content["generation"]}', 'bytes': 0, 'crc32': 0})
+        file = files.get(kind, {'name': f'{kind}_{content["generation"]}', 'bytes': 0})
         path = Path(folder) / file['name']
         with writing(path), open(path, 'ab') as opened:
             opened.truncate(file['bytes'])
             opened.write(data)
             opened.flush()
             os.fsync(opened.fileno())
-        files[kind] = file | {'bytes': file['bytes'] + len(data), 'crc32': zlib.crc32(data, file['crc32'])}
+        files[kind] = file | {'bytes': file['bytes'] + len(data)}
     content = content | {'files': files, 'n_images': content['n_images'] + n_images}
     write(folder, content)
     return content
@@ -127,19 +97,9 @@ def replace(folder, content, n_images, **rows):
 def load(folder, content):
     """
     {kind: uint8 [bytes]} of all KINDS. The files are mapped into memory, so that they remain readable after they are
-    replaced. Raises UserError where a file is missing or damaged.
+    replaced. Raises UserError where a file is missing or cut off.
     """
-    files = {kind: content['files'].get(kind) for kind in KINDS}
-    # all files first: another process may replace them while the checksums are computed
-    found = {kind: mapped(folder, file) for kind, file in files.items()}
-    for kind, file in files.items():
-        checksum = 0
-        for start in range(0, len(found[kind]), CHUNK):
-            checksum = zlib.crc32(found[kind][start:start + CHUNK], checksum)
-        if len(found[kind]) and checksum != file['crc32']:
-            raise UserError(f'{Path(folder) / file["name"]}: damaged: its content does not fit its checksum in {NAME}; '
-                            'make the index again')
-    return found
+    return {kind: mapped(folder, content['files'].get(kind)) for kind in KINDS}
 
 
 def mapped(folder, file):

@@ -2,6 +2,7 @@
 Whether a query is unknown, that is, of no class in the gallery: its nearest image is less similar than a threshold. It
 is calibrated by Evaluate_Network.py RUN open_set (open_set.py), or set by hand.
 """
+import json
 import math
 from pathlib import Path
 
@@ -9,12 +10,10 @@ import numpy as np
 
 from records import columns
 from records.checkpoint import LAST
-from retrieval import store
 from retrieval.identification import row_at
 from utilities.errors import UserError
 from utilities.nearest import nearest
 
-CONTENT = {'network_id', 'own_similarity', 'share', 'fpir', 'seed', 'reason', 'thresholds', 'test'}
 ERRORS = ('threshold', 'fpir', 'fnir')
 KEYS = ('gallery_size', *ERRORS, *(end for name in ERRORS for end in columns.interval(name)))       # keys of a row
 
@@ -38,14 +37,12 @@ def calibrated_thresholds(source, network_id):
     """
     file = thresholds_file(source)
     try:
-        content = store.read_json(file)
-        if content.keys() != CONTENT:
-            raise ValueError('damaged: not the content of such a file')
+        content = json.loads(file.read_text(encoding='utf-8'))
         rows = [{name: float(row[name]) for name in KEYS} for row in content['thresholds']]
         known, reason = content['network_id'], content['reason']
     except FileNotFoundError:
         return None, None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(f'{file}: not readable ({error!r}); calibrate again: python Evaluate_Network.py '
                         f'{source} open_set 0.5') from None
     if reason or not rows:

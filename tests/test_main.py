@@ -482,14 +482,6 @@ def test_no_picture_is_named_that_is_not_there(quick, run, lone, tmp_path, capsy
     assert 'spectrum_test.png' in out and 'Not drawn: retrieval: the test split' in out
 
 
-def test_the_untrained_network_is_shared_by_runs_that_differ_in_what_comes_later(trained, quick, run, tmp_path, capsys):
-    other = [*quick, '--reuse_epoch0', trained]
-    assert run(*other, '--pictures', 'spectrum', '--eval_every', '2', '--cluster_every', '2', '--storage_metrics',
-               'map_at_r') == 0
-    assert rows_of(folder_of(tmp_path))[0] == rows_of(trained)[0]
-    assert run(*other, '--eval_normalize') == 2 and '--eval_normalize is' in capsys.readouterr().err
-
-
 def test_an_empty_file_of_weights_is_named(quick, run, tmp_path, capsys):
     (tmp_path / 'empty.pth').write_bytes(b'')
     assert run(*quick, '--weights', tmp_path / 'empty.pth') == 2

@@ -79,7 +79,7 @@ def write_run(folder):
     """The records of a finished run."""
     folder.mkdir(parents=True)
     flags = {'dataset': 'cub200', 'group': 'A', 'seed': 0, 'n_epochs': 0}
-    run_folder.write_yaml(folder / 'config.yaml', {'flags': flags, 'split_hash': 'x', 'run_id': 'x'})
+    run_folder.write_yaml(folder / 'config.yaml', {'flags': flags, 'split_hash': 'x', 'run_id': 'x', 'resumed': []})
     (folder / 'splits.yaml').write_text('hash: x\n')
     (folder / 'log.csv').write_text('epoch,test_e_recall@1,test_nmi\n0,0.5,0.5\n')
     last = {'epoch': 0, 'test_e_recall@1': 0.5, 'test_nmi': 0.5}

@@ -1,29 +1,20 @@
 """One trial: trains a setting on each fold, and reports its validation scores to the study."""
-import argparse
-import functools
 import math
 
 import optuna
 
-import criteria
 import parameters
 from evaluation import titles
 from launching import plan, process, script
 from launching.pool import FINISHED, Pool
-from records import reading, run_folder
+from records import reading
 from records.columns import Column
 from tuning import ranges
 from tuning.trials import Superfluous, TrialFailed, is_counted, is_running, trial_name
-from utilities import command_line, stopping
+from utilities import stopping
 from utilities.errors import UserError
 
 POLL = 0.5                                                        # seconds between looks at the runs
-
-
-@functools.cache
-def training_flags():
-    """Returns the names of the flags that an untrained network does not depend on, a set."""
-    return {*command_line.flags_in_groups(parameters.build(), *ranges.TRAINING)}
 
 
 def objective(search, study, trial, progress):
@@ -62,7 +53,7 @@ class Folds:
 
     def __init__(self, search, trial, runs, progress):
         self.search, self.trial, self.runs, self.progress, self.epochs = search, trial, runs, progress, {}
-        self.pool = Pool(runs, search.slots, self.untrained)
+        self.pool = Pool(runs, search.slots)
         self.column, self.reported, self.over, self.folders = Column('val', search.metric).name, -1, set(), {}
 
     def run(self):
@@ -86,17 +77,6 @@ class Folds:
         if run.name not in self.folders and (folder := run.folder()):
             self.folders[run.name] = folder
         return self.folders.get(run.name)
-
-    def untrained(self, run):
-        """The flag --reuse_epoch0 with a run of another trial that has evaluated the same untrained network, if any."""
-        same_network = not self.search.tuned.keys() - training_flags()
-        if not same_network or has_own_distance(run.settings) or run.folder():          # a run with a folder is resumed
-            return []
-        for folder in sorted(run.parent.glob(f'trial_*_fold{run.settings["fold"]}_s{run.settings["seed"]}')):
-            rows = reading.read_rows(folder / 'log.csv')
-            if rows and rows[0]['epoch'] == 0 and not has_own_distance(run_folder.read(folder)['flags']):
-                return ['--reuse_epoch0', str(folder)]
-        return []
 
     def report(self):
         """
@@ -145,8 +125,3 @@ class Folds:
         self.trial.report(value, step)
         if self.trial.should_prune():
             raise optuna.TrialPruned
-
-
-def has_own_distance(flags):
-    """Whether a run with these flags is evaluated by a distance of its loss."""
-    return criteria.ranks(argparse.Namespace(**flags))

@@ -17,8 +17,7 @@ from utilities import command_line
 from utilities.errors import UserError, nearest
 from utilities.flag_help import facts
 
-TRAINING = ('training', 'batch creation', 'batch mining', 'losses')         # groups of flags
-TUNABLE = ('network', *TRAINING)
+TUNABLE = ('network', 'training', 'batch creation', 'batch mining', 'losses')         # groups of flags
 NOT_TUNABLE = {'n_epochs', 'patience'}                            # trials are compared epoch by epoch
 
 

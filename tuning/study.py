@@ -74,7 +74,7 @@ def open_study(search):
             sampler=build_sampler(search), pruner=build_pruner(search))
         study.set_metric_names([search.metric])
         require_same(search, study.user_attrs, described)
-        if study.user_attrs and not study.user_attrs.get('first_epoch', 0):       # as in earlier versions
+        if study.user_attrs.get('first_epoch') == 0:
             search.opt.count_epoch_0, described['first_epoch'] = True, 0
         for name, value in described.items():
             study.set_user_attr(name, value)

@@ -16,20 +16,14 @@ from utilities.method_flags import expected_number
 
 LARGEST = 2 ** 63 - 1                # the largest whole number of tensors and of torch's seeds
 FACTS = inspect.signature(Facts).parameters
-ALIASED = 10_000                     # values that the aliases in a short YAML text may stand for
-DEEPEST = 100                        # levels of a YAML text; libyaml's loader crashes in far deeper ones
-PLAIN_TAGS = {f'tag:yaml.org,2002:{name}' for name in ('str', 'int', 'float', 'bool', 'null', 'seq', 'map', 'merge')}
+LONGEST = 50_000_000                 # characters of a YAML text
+PLAIN_TAGS = {f'tag:yaml.org,2002:{name}' for name in ('str', 'int', 'float', 'bool', 'null', 'seq', 'map')}
 
 
 class Parser(argparse.ArgumentParser):
-    """
-    Raises UserError with one line, where argparse would print the usage and exit. Flags cannot be abbreviated.
+    """Raises UserError with one line, where argparse would print the usage and exit. Flags cannot be abbreviated."""
 
-    gone: {flag of an earlier version: what the line says after its name}.
-    """
-
-    def __init__(self, gone=None, **options):
-        self.gone = gone or {}
+    def __init__(self, **options):
         super().__init__(allow_abbrev=False, formatter_class=Formatter, add_help=False, **options)
         self.add_argument('-h', '--help', action=Help)
 
@@ -44,12 +38,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         if message.startswith('unrecognized arguments: --'):
             flag = message.split()[2].split('=')[0].removeprefix('--')
-            message = f'--{flag}{self.why_unknown(flag)}'
+            message = f'--{flag}: unknown flag{nearest(flag, known_flags(self))}'
         raise UserError(message.removeprefix('argument '))
-
-    def why_unknown(self, flag):
-        """What a line says after the name of a flag that this parser does not have."""
-        return f' {self.gone[flag]}' if flag in self.gone else f': unknown flag{nearest(flag, known_flags(self))}'
 
 
 def is_text(value):
@@ -112,58 +102,33 @@ def with_numbers(value):
 
 
 class YamlLoader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):            # ten times as fast, where PyYAML has it
-    """Reads dates as strings, as the command line does."""
+    """Reads plain values only, and dates as strings, as the command line does."""
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != 'tag:yaml.org,2002:timestamp']
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+    yaml_constructors = {tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+                         if tag is None or tag in PLAIN_TAGS}
 
 
-def read_yaml(text, unique_keys=False):
-    """
-    A YAML text of plain values -> its content. Raises ValueError, in one line, for other texts, for aliases that stand
-    for far more values than the text has, and, with unique_keys, where a key of a mapping occurs twice.
-    """
+class UniqueKeys(YamlLoader):
+    """Refuses a mapping in which a key occurs twice."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f'line {node.start_mark.line + 1}: the key {key} occurs twice')
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text, loader=YamlLoader):
+    """A YAML text of plain values -> its content. Raises ValueError, in one line, for other texts."""
+    if len(text) > LONGEST:
+        raise ValueError(f'longer than {LONGEST:,} characters')
     try:
-        check_depth(text)
-        node = yaml.compose(text, YamlLoader)
-        if node is None:
-            return None
-        # before aliases are expanded and tags are interpreted; without aliases, a value takes a character or more
-        check_nodes(node, max(ALIASED, len(text)), unique_keys)
-        return YamlLoader('').construct_document(node)
+        return yaml.load(text, loader)
     except (yaml.YAMLError, ValueError, KeyError, IndexError) as error:      # the last three for `!!int abc` and such
         raise ValueError(shortened(' '.join(str(error).split()), 200)) from None
-
-
-def check_depth(text):
-    """Raises ValueError for a YAML text of more than DEEPEST levels of lists and mappings."""
-    depth = 0
-    for event in yaml.parse(text, YamlLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise ValueError('nested too deeply')
-
-
-def check_nodes(root, most, unique_keys=False):
-    """
-    Raises ValueError where a YAML document has a tag of its own, more than `most` values with aliases expanded, or a
-    key twice that must be unique.
-    """
-    nodes, n_values = [root], 0
-    while nodes:
-        node, n_values = nodes.pop(), n_values + 1
-        if node.tag not in PLAIN_TAGS:
-            raise ValueError(f'line {node.start_mark.line + 1}: {node.tag}: expected plain values')
-        if n_values > most:
-            raise ValueError(f'its aliases stand for more than {most:,} values')
-        if isinstance(node, yaml.MappingNode):
-            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            if unique_keys and len(set(keys)) < len(keys):
-                twice = next(key for key in keys if keys.count(key) > 1)
-                raise ValueError(f'line {node.start_mark.line + 1}: the key {twice} occurs twice')
-            nodes += [part for pair in node.value for part in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            nodes += node.value
 
 
 def auto_or(kind):
@@ -271,7 +236,7 @@ def known(parser, settings, where, excluded=()):
     names = set(known_flags(parser)) - {'help', 'print_completion', *excluded}
     for name in settings:
         if name not in names:
-            raise UserError(f'{where}: {name}{parser.why_unknown(str(name))}')
+            raise UserError(f'{where}: {name}: unknown flag{nearest(str(name), known_flags(parser))}')
     try:
         parser.parse_args(tokens(settings))
     except UserError as error:

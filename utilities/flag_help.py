@@ -55,7 +55,6 @@ class Facts:
     fixed:     a run has one value of it, which --resume cannot change with --merge_argparse_when_resuming either.
     machine:   it belongs to the machine; results do not depend on it, and --resume may change it.
     mode:      it selects what this process does; it is not among the settings of a run.
-    untrained: the metrics of the untrained network depend on it.
     common:    most runs set it.
     file:      it names a file that the run reads: its checksum is recorded, and --resume refuses a changed file.
     obsolete:  accepted for old scripts, always without effect.
@@ -71,7 +70,6 @@ class Facts:
     fixed: bool = False
     machine: bool = False
     mode: bool = False
-    untrained: bool = False
     common: bool = False
     file: bool = False
     obsolete: bool = False

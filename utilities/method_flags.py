@@ -16,7 +16,7 @@ type:              int or float, as text, where the default is None
 nargs, metavar:    as in argparse; a list takes one or more values by default
 effect:            {flag: True or False, whether it must be set, or the range in which it must be}
 begins_after, begins_at: for a number of steps: what never happens in a run that has no more of them, or fewer
-resumable, untrained, obsolete, common, file: as in Facts (utilities/flag_help.py)
+resumable, obsolete, common, file: as in Facts (utilities/flag_help.py)
 
 `USES` lists flags of other files that a file reads, too.
 

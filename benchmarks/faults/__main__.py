@@ -47,8 +47,6 @@ KINDS = {
     'foreign image formats': (images.foreign_formats, 6, 40),
     'image bombs': (images.bombs, 6, 40),
     'bad requests': (images.bad_requests, 6, 60),
-    'damaged thresholds': (files.damaged_thresholds, 6, 60),
-    'damaged indexes': (files.damaged_indexes, 100, 1000),
     'damaged networks': (files.damaged_networks, 1, 20),
 }
 

@@ -1,19 +1,14 @@
-"""Faults of files: damaged, of another run, a full disk, damaged indexes."""
-import argparse
+"""Faults of files: cut off, of another run, a full disk."""
 import functools
 import itertools
 import pickle
 import resource
 import shutil
 
-import numpy as np
-import torch
-
 import parameters
 from benchmarks.faults.runs import Code, outcome, refusal_or_difference, refusal_or_other_value, start
 from records import checkpoint, published
-from retrieval import changes, export, loading, store
-from retrieval.index import Index
+from retrieval import export, loading
 
 FILES = ('checkpoint_last.pt', 'log.csv', 'spectrum.csv', 'records.sqlite', 'summary.json', 'config.yaml')
 OUTPUTS = {                                    # output: the command that writes it
@@ -36,10 +31,6 @@ def damage(file, how, generator):
     data = bytearray(file.read_bytes())
     if how == 'bit':
         data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
-    elif how == 'digit':
-        digits = [place for place, byte in enumerate(data) if chr(byte).isdigit()]
-        place = generator.choice(digits)
-        data[place] = ord('0') + (data[place] - ord('0') + generator.randrange(1, 10)) % 10
     elif how == 'cut':
         del data[generator.randrange(len(data)):]
     elif how == 'emptied':
@@ -51,9 +42,12 @@ def damage(file, how, generator):
 
 
 def damaged(lab, n):
-    """A file of the run folder is damaged: the resumed run refuses it in a sentence, or ends as undisturbed."""
-    hows = ['bit', 'bit', 'digit', 'cut', 'emptied', 'NUL', 'no UTF-8', 'removed']
-    for (name, how), _ in itertools.product(itertools.product(FILES, hows), range(n)):
+    """
+    A file of the run folder is cut off, removed or no text, or a bit of the checkpoint is changed: the resumed run
+    refuses it in a sentence, or ends as undisturbed.
+    """
+    cases = [*itertools.product(FILES, ['cut', 'emptied', 'no UTF-8', 'removed']), (checkpoint.LAST, 'bit')]
+    for (name, how), _ in itertools.product(cases, range(n)):
         folder = lab.copied(lab.half)
         damage(folder / name, how, lab.random)
         problem = resumed(lab, folder)
@@ -77,15 +71,11 @@ def swapped_files(lab, n):
     group = lab.group()
     other = lab.done([*lab.arguments('plain', group), '--n_epochs', 1, '--lr', .002, '--savename', group],
                      lab.folder / 'runs' / 'folder' / group)
-    for (name, is_old), _ in itertools.product(itertools.product(FILES, (False, True)), range(n)):
+    for name, _ in itertools.product(FILES, range(n)):
         folder = lab.copied(lab.half)
         shutil.copy(other / name, folder / name)
-        if is_old:                                        # a checkpoint of a version that wrote no ids
-            states = torch.load(folder / checkpoint.LAST, weights_only=True)
-            del states['run_id']
-            torch.save(states, folder / checkpoint.LAST)
         problem = resumed(lab, folder)
-        yield problem and f'{name}{", old" * is_old}: {problem}'
+        yield problem and f'{name}: {problem}'
 
 
 def resumed(lab, folder):
@@ -127,49 +117,13 @@ def unwritable_outputs(lab, n):
             shutil.rmtree(folder)
 
 
-def damaged_indexes(lab, n):
-    """A bit of index.json is changed: a sentence, or the same content."""
-    folder = lab.folder / 'index'
-    if not folder.exists():
-        network = argparse.Namespace(source='run', id='x', settings={'arch': 'conv4'})
-        store.create(folder, network, 0.95)
-        changes.extended(folder, store.read(folder), [[f'/photos/{row}.png', 1, 1] for row in range(20)],
-                         np.eye(20, 8, dtype=np.float32), [])
-    file, expected = folder / store.NAME, Index(folder).content
-    whole = file.read_bytes()
-    for _ in range(n):
-        damage(file, 'bit', lab.random)
-        problem = refusal_or_other_value(lambda: Index(folder).content, expected)
-        yield problem and f'{file.read_bytes()}: {problem}'
-        file.write_bytes(whole)
-
-
-def damaged_thresholds(lab, n):
-    """The open_set.json of a run is damaged or edited: `index` refuses it in a sentence, or has the same thresholds."""
-    group, out, photos = lab.group(), lab.folder / 'thresholds', lab.folder / 'data' / 'images' / 'class_00'
-    flags = ['--n_epochs', 1, '--bs', 6, '--use_tv_split', '--tv_split_perc', 0.5]
-    run = lab.done([*lab.arguments('plain', group), *flags], lab.place(group))
-    lab.done([run, 'open_set', 0.5], script='Evaluate_Network.py')
-    file, index = run / 'open_set.json', ['index', run, photos, '--out', out, '--device', 'cpu', '--kernels', 0]
-    whole, expected = file.read_bytes(), Index(lab.done(index, out, script='Retrieve_Images.py')).content['open_set']
-    for number in range(n):
-        shutil.rmtree(out, ignore_errors=True)
-        how = ['digit', 'bit', 'cut', 'emptied', 'NUL', 'no UTF-8'][number % 6]
-        damage(file, how, lab.random)
-        problem = outcome(start(index, script='Retrieve_Images.py'), {0, 2})
-        if not problem and out.exists() and Index(out).content.get('open_set') != expected:
-            problem = 'other thresholds'
-        yield problem and f'{how}: {problem}: {file.read_bytes()}'
-        file.write_bytes(whole)
-
-
 def damaged_networks(lab, n):
-    """A file of an exported network is damaged, or holds a pickle of code: a sentence, or the same network."""
+    """A file of an exported network is cut off, foreign or a pickle of code: a sentence, or the same network."""
     whole, ran = lab.folder / 'network', lab.folder / 'code_ran'
     if not whole.exists():
         export.write(parameters.parse(['--evaluate', str(lab.half)]), lab.half, whole, hub=True)
     expected = loading.load(whole, 'cpu')[0].id
-    hows = ['bit', 'digit', 'cut', 'emptied', 'NUL', 'no UTF-8', 'code']
+    hows = ['cut', 'emptied', 'NUL', 'no UTF-8', 'code']
     for (name, how), _ in itertools.product(itertools.product(
             (published.CONFIG, published.BACKBONE, published.REST), hows), range(n)):
         folder = lab.copied(whole)

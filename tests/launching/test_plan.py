@@ -59,7 +59,7 @@ def test_the_status_of_a_run_counts_the_epochs_that_are_not_evaluated(script, tm
     planned, = plan.runs_of_script(script(['--eval_every', '6', '--n_epochs', '20']))
     folder = folder_of(tmp_path, 'r_s0')
     folder.mkdir(parents=True)
-    config = {'flags': planned.settings, 'split_hash': 'x', 'run_id': 'y'}
+    config = {'flags': planned.settings, 'split_hash': 'x', 'run_id': 'y', 'resumed': []}
     run_folder.write_yaml(folder / 'config.yaml', config)
     (folder / 'splits.yaml').write_text('hash: x')
     write_csv(folder / 'log.csv', [

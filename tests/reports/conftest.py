@@ -30,7 +30,7 @@ def make(tmp_path):
                 | {name: column[epoch] for name, column in (values or {}).items()} for epoch in range(reached + 1)]
         run_folder.write_yaml(folder / 'config.yaml', {'flags': {
             'dataset': dataset, 'group': group, 'seed': seed, 'n_epochs': n_epochs, 'lr': 1e-5} | flags,
-            'split_hash': 'x', 'run_id': f'{group}{seed}'} | ({'test_hash': test} if test else {}))
+            'split_hash': 'x', 'run_id': f'{group}{seed}', 'resumed': []} | ({'test_hash': test} if test else {}))
         (folder / 'splits.yaml').write_text('hash: x\n')
         write_csv(folder / 'log.csv', [{key: '' if value is None else repr(value) for key, value in row.items()}
                                        for row in rows])

@@ -291,6 +291,8 @@ def change_splits(folder, edit):
     """Gives the run other splits, and their hash in both files."""
     content = yaml.safe_load((folder / 'splits.yaml').read_text())
     edit(content['splits'])
+    for part in content['splits'].values():
+        part['n_classes'] = len(part['classes'])
     run_folder.write_yaml(folder / 'splits.yaml', content | {'hash': 'other'})
     config = yaml.safe_load((folder / 'config.yaml').read_text())
     run_folder.write_yaml(folder / 'config.yaml', config | {'split_hash': 'other'})
@@ -310,6 +312,7 @@ REFUSALS = {
     'data sets': (lambda one, other: change(other, dataset='omniglot'), 'its folds are of different data sets'),
     'flags': (lambda one, other: change(other, lr=0.5, decay=0.1), 'its folds differ in --decay --lr ('),
     'unfinished': (lambda one, other: (other / 'summary.json').unlink(), 'A_fold1_s0: unfinished: 1 of 1 epochs; fin'),
+    'merged': (lambda one, other: change_within(other), 'A_fold1_s0: its settings have changed within the run, as its'),
     'no checkpoint': (lambda one, other: (other / 'checkpoint_val_map_at_r.pt').unlink(),
                       'A_fold1_s0: there is no checkpoint_val_map_at_r.pt'),
     'other checkpoint': (lambda one, other: change_epoch(other), 'it is of epoch 7, but the best one in log.csv is'),
@@ -317,6 +320,11 @@ REFUSALS = {
     'other images': (lambda one, other: [change_splits(folder, lambda splits: splits['val'].update(n_images=3))
                                          for folder in (one, other)], '--source_path must lead to the same data'),
 }
+
+
+def change_within(folder):
+    merged = [{'at_epoch': 1, 'flags': {'bs': {'from': 8, 'to': 4}}}]
+    run_folder.write_yaml(folder / 'config.yaml', run_folder.read(folder) | {'merged': merged})
 
 
 def change_epoch(folder):

@@ -1,14 +1,11 @@
-"""Evaluate_Network.py: its command line, the flags of main.py that moved to it, and runs that recorded them."""
+"""Evaluate_Network.py: its command line."""
 import re
 import shlex
 
 import pytest
-import torch
 
-import parameters
-from records import run_folder
 from retrieval import actions
-from tests.helpers import ROOT, after_training, folder_of, rows_of
+from tests.helpers import ROOT, after_training, folder_of
 from utilities.errors import UserError
 
 FEW = ['--evaluation_metrics', 'e_recall@1']
@@ -29,7 +26,6 @@ def test_metrics_are_those_of_main(quick, run, tmp_path, capsys):
     (['--codes', '8'], 'begin with a run folder or checkpoint'),
     (['nowhere'], 'nowhere: not a run folder'), (['nowhere', 'code'], 'did you mean codes?'),
     (['nowhere', 'codes', '--rescore', '5'], 'the following arguments are required: CODE'),
-    (['nowhere', 'codes', '8', '--on', 'glyphs'], '--on moved: python Evaluate_Network.py RUN other_data ...'),
     (['nowhere', 'open_set', '--resume', 'a'], '--resume has no effect on Evaluate_Network.py nowhere open_set'),
     (['nowhere', 'codes', '8', '--bootstrap', '9'], '--bootstrap has no effect on Evaluate_Network.py nowhere codes')])
 def test_sentences(arguments, sentence, capsys):
@@ -52,34 +48,6 @@ def test_flags_of_an_action_and_of_main_are_told_apart():
     rest = ['4', 'pq8', '--eval_level', 'class', 'within', '--rescore=3', '--input_mean', '-1']
     assert actions.divided(rest, actions.build(), 'codes') == (
         ['4', 'pq8', '--rescore=3'], ['--eval_level', 'class', 'within', '--input_mean', '-1'])
-
-
-def test_flags_that_moved_name_their_commands(run, tmp_path, capsys):
-    for flag, action in parameters.MOVED.items():
-        (tmp_path / 'a.yaml').write_text(f'"{flag}": 1\n')
-        command = f'moved: python Evaluate_Network.py RUN {action} ...\n'
-        assert run(f'--{flag}', '1') == 2 and capsys.readouterr().err == f'main.py: error: --{flag} {command}'
-        assert run('--config', tmp_path / 'a.yaml') == 2
-        assert capsys.readouterr().err.endswith(f'a.yaml: {flag} {command}') and action in actions.ACTIONS
-
-
-def test_a_run_that_recorded_flags_that_moved_goes_on_with_empty_columns(quick, run, tmp_path, capsys):
-    assert run(*quick, *FEW, '--n_epochs', '1') == 0
-    folder, older = folder_of(tmp_path), {'open_set': 0.5, 'open_set_fpir': None, 'rerank': ['alphaqe'], 'codes': []}
-    states = torch.load(folder / 'checkpoint_last.pt', weights_only=True)
-    states['settings'] |= older
-    for row in states['records']['rows']:
-        row |= {'test_os_auroc': '0.75', 'alphaqe_test_e_recall@1': '0.5'}
-    torch.save(states, folder / 'checkpoint_last.pt')
-    config = run_folder.read(folder)
-    run_folder.write_checked(folder / 'config.yaml', config | {'flags': config['flags'] | older})
-    capsys.readouterr()
-    assert run('--resume', folder, '--n_epochs', '2') == 0
-    assert 'Note: --open_set 0.5 and --rerank alphaqe: from now on the columns' in capsys.readouterr().err
-    assert [row['test_os_auroc'] for row in rows_of(folder)] == ['0.75', '0.75', '']
-    assert [*rows_of(folder)[0]][-2:] == ['test_os_auroc', 'alphaqe_test_e_recall@1']
-    assert run('--resume', folder, '--n_epochs', '3') == 0
-    assert 'from now on' not in capsys.readouterr().err and rows_of(folder)[-1]['epoch'] == '3'
 
 
 def test_the_commands_of_the_docs_parse(tmp_path):

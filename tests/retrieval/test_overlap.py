@@ -44,7 +44,7 @@ def test_a_run_records_what_its_splits_share_and_goes_on(quick, run, planted, tm
     assert found[0] == found[0] | {'split_1': 'train', 'class_1': 'class_00', 'split_2': 'test', 'class_2': 'class_11',
                                    'similarity': '1.000000', 'same_file': '1'}
     assert found[1]['same_file'] == '0' and .98 <= float(found[1]['similarity']) < 1
-    after = run_folder.read_checked(folder / 'splits.yaml')
+    after = run_folder.read_splits(folder)
     numbers = after.pop('overlap')
     assert after == before and numbers['threshold'] == .98
     assert numbers['train and test']['copies'] == 1
@@ -55,7 +55,7 @@ def test_a_run_records_what_its_splits_share_and_goes_on(quick, run, planted, tm
     assert run('--resume', folder, '--n_epochs', '2') == 0
     assert run('--resume', folder_of(tmp_path, 'other_s1'), '--n_epochs', '2') == 0
     assert_same_end(folder, folder_of(tmp_path, 'other_s1'))
-    assert 'overlap' in run_folder.read_checked(folder / 'splits.yaml')
+    assert 'overlap' in run_folder.read_splits(folder)
 
 
 def test_a_data_set_by_an_untrained_network(quick, planted, tmp_path, capsys):

@@ -61,10 +61,6 @@ def test_an_index_without_a_threshold_is_as_before(call, trained, photos, tmp_pa
     index = retrieval.Index(tmp_path / 'index')
     assert store.read(tmp_path / 'index').keys() == store.KEYS | {'version'} and index.open_set is None
     assert index.answers(np.zeros((2, 3))) == [{}, {}]
-    content = store.read(tmp_path / 'index')
-    store.write(tmp_path / 'index', content | {'other': 1})
-    with pytest.raises(UserError, match='damaged'):
-        store.read(tmp_path / 'index')
 
 
 def test_the_nearest_gallery_size_and_equal_similarities():
@@ -99,11 +95,7 @@ def test_thresholds_of_another_network_are_not_taken(call, calibrated, photos, t
     assert 'Note: no query' not in err
     with pytest.raises(UserError, match='it has no threshold for this network; calibrate one: python Eval'):
         retrieval.identify(retrieval.load(run, 'cpu')[0], torch.zeros(1, 3), torch.zeros(1, 3))
-    store.write_json(run / 'open_set.json', json.loads((run / 'open_set.json').read_text()) | {'reason': None})
-    whole = (run / 'open_set.json').read_text()
-    edited = whole.replace('0.999999', '0.899999'), whole.replace('"crc32"', '"crc22"')
-    for text in ('{"thresholds": [{}]}', '[', '[]', *edited):
-        assert text != whole
+    for text in ('{"thresholds": [{}]}', '[', '[]'):
         (run / 'open_set.json').write_text(text)
         code, _, err = call('index', run, photos, '--out', tmp_path / 'index')
         assert code == 2 and 'open_set.json: not readable' in err

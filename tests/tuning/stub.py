@@ -30,7 +30,7 @@ def write(name, text):
     (folder / '.new').write_text(text)
     (folder / '.new').rename(folder / name)            # as main.py does: a search may read the file at any time
 write('splits.yaml', 'hash: x')
-write('config.yaml', yaml.safe_dump({'flags': flags, 'split_hash': 'x', 'run_id': 'y'}))
+write('config.yaml', yaml.safe_dump({'flags': flags, 'split_hash': 'x', 'run_id': 'y', 'resumed': []}))
 lines = (folder / 'log.csv').read_text().splitlines() if (folder / 'log.csv').exists() else ['epoch,val_map_at_r']
 for epoch in range(len(lines) - 1, flags['n_epochs'] + 1):
     score = (1 - (place + 3) ** 2 / 4 - margin / 10) * (1 - math.exp(-epoch - 1)) + flags['fold'] / 100

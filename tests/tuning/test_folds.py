@@ -28,7 +28,7 @@ def test_hopeless_trials_are_pruned_epoch_by_epoch(pruner, rates, flags, stub):
     assert all(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials)
 
 
-def test_a_search_with_real_runs_shares_the_untrained_network_and_reproduces(flags, tmp_path, capsys):
+def test_a_search_with_real_runs_reproduces_the_best_setting(flags, tmp_path, capsys):
     """With cascaded embeddings; its reproductions are the members of an ensemble."""
     arguments = [*flags, '--tune', 'lr', '1e-4,1e-2', '--sampler', 'grid', '--workers', '2', '--reproductions', '1',
                  '--cascade', '1', '--cascade_fractions', '0.5']
@@ -38,7 +38,6 @@ def test_a_search_with_real_runs_shares_the_untrained_network_and_reproduces(fla
     runs = study / 'trials' / 'folder'
     first, second = (rows_of(runs / f'trial_{number:04d}_fold0_s1') for number in range(2))
     assert first[0] == second[0] and first[1] != second[1]
-    assert '--reuse_epoch0' in (runs / 'trial_0001_fold0_s1.log').read_text()
     best = max(table_of(tmp_path), key=lambda row: float(row['map_at_r']))['trial']
     kept = {path.parent.name for path in runs.glob('*/checkpoint_*.pt')}
     assert kept == {f'{best}_fold0_s1', f'{best}_fold1_s1'}
@@ -79,38 +78,6 @@ def test_a_study_that_began_with_epoch_0_goes_on_with_it(flags, stub):
     assert Hyperparameter_Search.main([*flags, *tune, '--n_trials', '1', '--count_epoch_0']) == 0
     assert Hyperparameter_Search.main([*flags, *tune, '--n_trials', '2']) == 0
     assert [row['best_epochs'] for row in table_of(folder)] == ['3 3', '0 0']
-
-
-@pytest.mark.parametrize('losses, taken', [('triplet,hyperbolic', [None, None]),
-                                           ('hyperbolic,triplet,margin', [None, None, 1])])
-def test_an_untrained_network_that_a_loss_ranks_is_not_shared(losses, taken, flags, stub):
-    runs, tune = stub() / 'study/trials/folder', ['--loss', 's2sd', '--tune', 'loss_s2sd_source', losses]
-    assert Hyperparameter_Search.main([*flags, *tune, '--sampler', 'grid', '--n_epochs', '0']) == 0
-    for number, other in enumerate(taken):
-        command = (runs / f'trial_{number:04d}_fold1_s1.log').read_text()
-        assert command.partition('--reuse_epoch0 ')[2].split('\n')[0] == (
-            '' if other is None else str(runs / f'trial_{other:04d}_fold1_s1'))
-
-
-def test_the_metrics_of_the_untrained_network_are_taken_from_another_run(quick, run, tmp_path, capsys):
-    assert run(*quick, '--evaluation_metrics', 'map_at_r', 'e_recall@1', 'rho_spectrum@0') == 0
-    other = tmp_path / 'runs' / 'folder' / 'quick_s1'
-    metrics = ['--evaluation_metrics', 'map_at_r', 'e_recall@1', 'rho_spectrum@0']
-    assert run(*quick, *metrics, '--lr', '0.01', '--group', 'next', '--reuse_epoch0', other) == 0
-    mine = other.with_name('next_s1')
-    assert rows_of(mine)[0] == rows_of(other)[0] and rows_of(mine)[1] != rows_of(other)[1]
-    spectra = [(folder / 'spectrum.csv').read_text().splitlines()[:2] for folder in (mine, other)]
-    assert spectra[0] == spectra[1]
-    for changed, sentence in ((['--embed_dim', '8'], 'its --embed_dim is 16'), (['--seed', '2'], 'its --seed is 1'),
-                              (['--evaluation_metrics', 'e_recall@1'], 'its --evaluation_metrics is'),
-                              (['--loss', 'hyperbolic'], 'ranks by a distance of its own')):
-        capsys.readouterr()
-        assert run(*quick, *metrics, '--group', 'bad', '--reuse_epoch0', other, *changed) == 2
-        assert sentence in capsys.readouterr().err
-        assert not list(other.parent.glob('bad*'))
-    assert run(*quick, *metrics, '--loss', 'hyperbolic', '--n_epochs', '0', '--group', 'ball') == 0
-    assert run(*quick, *metrics, '--group', 'bad', '--reuse_epoch0', other.with_name('ball_s1')) == 2
-    assert '--loss hyperbolic, of this run or of the other, ranks by a distance of its own' in capsys.readouterr().err
 
 
 def test_a_run_that_judges_no_test_classes_shows_none(quick, run, tmp_path):

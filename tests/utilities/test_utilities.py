@@ -206,7 +206,7 @@ def test_a_checkpoint_that_does_not_fit_or_is_none_is_refused(tmp_path):
 # Run folders
 
 def test_a_run_folder_is_made_whole_and_never_overwritten(opt, tmp_path, monkeypatch):
-    description = {'hash': 'abc', 'splits': {}}
+    description = {'hash': 'abc', 'splits': {}, 'image_hashes': {}}
     flags = opt(save_path=str(tmp_path), group='G', seed=4)
     names = [run_folder.create(flags, {'lr': 1e-5, 'tau': [1]}, ['--lr', '1e-5'], description).name for _ in range(3)]
     assert names == ['G_s4', 'G_s4_1', 'G_s4_2']
