@@ -625,12 +625,16 @@ def find_run(opt):
 def look_for_run(opt):
     """The work of find_run()."""
     chosen = datasampler.chosen_later(opt)
-    settings = {name: value for name, value in without_machine(recorded_settings(opt)).items()
-                if name not in {'n_epochs', *chosen}}
+    settings = compared_settings(recorded_settings(opt), chosen)
     folder = reading.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings, chosen)
     if folder is None:
         return None
     return folder, reading.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs
+
+
+def compared_settings(settings, chosen):
+    """Those of a run's settings by which --auto_resume knows it. chosen: flags whose values the run chooses itself."""
+    return {name: value for name, value in without_machine(settings).items() if name not in {'n_epochs', *chosen}}
 
 
 def secret_variables(opt):

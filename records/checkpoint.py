@@ -13,7 +13,7 @@ from records import columns, published, run_folder
 from records.run_folder import LAST
 from utilities import processes
 from utilities.errors import RunFailed, UserError
-from utilities.files import atomic, describe_kind
+from utilities.files import atomic, describe_kind, require_uncompressed
 
 
 class Checkpoint:
@@ -217,6 +217,7 @@ def require_whole(path):
             if file.read(2) != b'PK':
                 raise UserError(f'{path}: not a checkpoint of this program, or damaged; copy it again')
         with zipfile.ZipFile(path) as archive:
+            require_uncompressed(path, archive)
             damaged = archive.testzip()
     except OSError as error:
         raise UserError(f'{path}: {error.strerror or error}') from None
