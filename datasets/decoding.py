@@ -122,13 +122,13 @@ def check_scans(image):
     data = image.fp.read()
     image.fp.seek(place)
     numbers = np.frombuffer(data, np.uint8)                             # whose comparison is faster than bytes.count
-    n_at_most = np.count_nonzero((numbers[:-1] == 0xFF) & (numbers[1:] == SCAN))    # a preview in the file has some, too
+    n_at_most = np.count_nonzero((numbers[:-1] == 0xFF) & (numbers[1:] == SCAN))    # a preview in it has some, too
     if n_at_most > MAX_SCANS and n_scans(data) > MAX_SCANS:
         raise TooManyScans(f'a JPEG file of more than {MAX_SCANS} scans')
 
 
 def n_scans(data):
-    """The number of scans, MAX_SCANS + 1 at most, of the first image in the bytes of a JPEG file, as libjpeg reads it."""
+    """The number of scans, at most MAX_SCANS + 1, of the first image in the bytes of a JPEG file, as libjpeg has it."""
     n, found = 0, MARKER.search(data)
     while found and found[1][0] != END and n <= MAX_SCANS:
         n += found[1][0] == SCAN

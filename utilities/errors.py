@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
-NO_MEMORY = re.compile(r".*(MemoryError|out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|bad_alloc).*")
+NO_MEMORY = re.compile(
+    r".*(MemoryError|out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|bad_alloc).*")
 NEEDS_LESS = ('training needs less with a smaller --micro_bs, which keeps the loss, a smaller --bs, or --amp bfloat16; '
               'evaluation with a smaller --eval_bs')
 KEPT = 'Everything up to the last saved epoch is kept.'
@@ -130,7 +131,7 @@ def undeclared_flags():
 def explained(needs_less=NEEDS_LESS):
     """
     In the block, errors of torch that other flags avoid become sentences: OutOfMemory, and UserError for an operation
-    that --deterministic forbids. needs_less: what needs less memory, in words.
+    that has no deterministic implementation. needs_less: what needs less memory, in words.
     """
     try:
         yield
@@ -140,8 +141,9 @@ def explained(needs_less=NEEDS_LESS):
             raise OutOfMemory(f'Memory ran out ({found[0][:120].strip()}): {needs_less}.') from None
         operation, _, is_forbidden = str(error).partition(' does not have a deterministic implementation')
         if is_forbidden:
-            raise UserError(f'--deterministic: {operation.split()[-1]} has no deterministic implementation on this '
-                            'device; leave --deterministic out, or choose another --arch or --pool') from None
+            raise UserError(f'{operation.split()[-1]} has no deterministic implementation, which --deterministic asks '
+                            'for on a GPU, and every run on the CPU: leave --deterministic out, or use another '
+                            'operation, as with another --arch or --pool') from None
         raise
 
 
