@@ -12,8 +12,8 @@ from utilities import errors
 from utilities.errors import OutOfMemory
 
 FEW = ['--evaluation_metrics', 'e_recall@1']
-OF_CUDA = ('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.19 GiB is '
-           'free. Process 1 has 77.9 GiB memory in use.')
+OF_CUDA = ('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.19 GiB '
+           'is free. Process 1 has 77.9 GiB memory in use.')
 
 
 def too_much(*arguments, **options):
