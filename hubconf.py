@@ -371,7 +371,8 @@ def _exported(file, device):
     extra = {'description.json': ''}
     program = torch.export.load(file, extra_files=extra)
     if torch.device(device).type != 'cpu':
-        program = torch.export.passes.move_to_device_pass(program, str(device))
+        from torch.export.passes import move_to_device_pass
+        program = move_to_device_pass(program, str(device))
     found = program.module()
     found.requires_grad_(False)
     found.description = json.loads(extra['description.json'])

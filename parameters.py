@@ -33,6 +33,7 @@ from utilities.command_line import (
     POSITIVE,
     POSITIVE_INT,
     REAL,
+    SIDE,
     Parser,
     given,
     known,
@@ -183,7 +184,7 @@ def run_parameters(parser):
 
 def data_parameters(parser):
     add, switch = new_group(parser, 'data', 'data set, splits, decoding, augmentation', fixed=True)
-    add('--dataset', default='cub200', common=True, names=DATASETS, help='data set')
+    add('--dataset', default='cub200', common=True, names=DATASETS, embedding=True, help='data set')
     add('--source_path', '--source', default='../../Datasets', machine=True, common=True,
         help='folder with the folders of the data sets; for --dataset folder, the folder that contains images/, or '
              'train/ and test/')
@@ -194,7 +195,7 @@ def data_parameters(parser):
     add('--decode',
         choices={'exact': 'the pixels that Pillow gives',
                  'fast': 'JPEG files at a fraction of their size, with slightly different pixels'},
-        default='exact', fixed=False, help='how images are decoded and resized')
+        default='exact', fixed=False, embedding=True, help='how images are decoded and resized')
     add('--split_scheme',
         choices={'half': 'training and test classes', 'class_folds': 'half, with folds of validation classes',
                  'mlrc': 'the class lists of Musgrave et al.',
@@ -219,7 +220,7 @@ def data_parameters(parser):
            help='with --use_tv_split: validate on samples of every class instead of on whole classes')
     add('--tv_split_perc', type=number(float, 0, 1, above=True), default=0.8, effect=lambda opt: opt.use_tv_split,
         help='with --use_tv_split: fraction of the training set that remains for training')
-    add('--augmentation', default='base', fixed=False, names=AUGMENTATIONS,
+    add('--augmentation', default='base', fixed=False, names=AUGMENTATIONS, embedding=True,
         help='augmentation of the training images; docs/data.md explains each')
     add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'),
         fixed=False, effect=crops_randomly,
@@ -235,11 +236,12 @@ def data_parameters(parser):
         help='apply N random operations of magnitude M (0 to 30) to each training image; by default none')
     add('--random_erasing', type=FRACTION, default=0.0, metavar='P', fixed=False,
         help='probability of filling a random rectangle of a training image with the mean colour; 0 means never')
-    add('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear', fixed=False,
+    add('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear', fixed=False, embedding=True,
         help='interpolation with which images and crops are resized, in training and evaluation')
-    add('--eval_size', type=POSITIVE_INT, fixed=False,
+    add('--eval_size', type=SIDE, fixed=False, embedding=True,
         help='height and width of the images in evaluation, in pixels; by default --input_size')
-    add('--eval_resize', type=POSITIVE_INT, fixed=False, effect=lambda opt: effective_augmentation(opt) != 'characters',
+    add('--eval_resize', type=SIDE, fixed=False, effect=lambda opt: effective_augmentation(opt) != 'characters',
+        embedding=True,
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
 
 
@@ -252,26 +254,27 @@ def frozen_part(text):
 
 def network_parameters(parser):
     add, switch = new_group(parser, 'network', 'backbone, pooling, embedding layer, weights, input', fixed=True)
-    add('--arch', default='resnet50_frozen_normalize', common=True, names=ARCHITECTURES,
+    add('--arch', default='resnet50_frozen_normalize', common=True, names=ARCHITECTURES, embedding=True,
         help='network, also timm:NAME, torchvision:NAME, pretrainedmodels:NAME; suffixes: _frozen (BatchNorm '
              'statistics), _normalize (norm 1), _double (--pool avg_max)')
-    add('--embed_dim', type=POSITIVE_INT, default=128, common=True, help='dimension of the embeddings')
-    add('--cascade', nargs='+', type=POSITIVE_INT, default=[], metavar='N',
+    add('--embed_dim', type=POSITIVE_INT, default=128, common=True, embedding=True, help='dimension of the embeddings')
+    add('--cascade', nargs='+', type=POSITIVE_INT, default=[], metavar='N', embedding=True,
         help='numbers of blocks after which further embeddings are computed; by default only the last embedding')
-    add('--embed_layers', nargs='*', type=POSITIVE_INT, default=[],
+    add('--embed_layers', nargs='*', type=POSITIVE_INT, default=[], embedding=True,
         help='widths of hidden layers between backbone and embedding; by default none')
     add('--pool',
         choices={'avg': 'mean of the feature maps', 'max': 'maximum', 'avg_max': 'sum of both',
                  'gem': 'generalised mean with a trainable exponent', 'token': 'class token of a ViT',
-                 'patches': 'mean of its patch tokens', 'token_patches': 'both'},
+                 'patches': 'mean of its patch tokens', 'token_patches': 'both'}, embedding=True,
         help="pooling of the backbone; by default the network's own")
     add('--embed_norm',
         choices={'none': 'no normalisation', 'layer': 'LayerNorm',
-                 'batch': 'BatchNorm, updated even in a _frozen network'}, default='none',
+                 'batch': 'BatchNorm, updated even in a _frozen network'}, default='none', embedding=True,
         help='normalisation layer between the pooled features and the embedding layer')
-    switch('--embed_norm_affine', effect=lambda opt: opt.embed_norm != 'none',
+    switch('--embed_norm_affine', effect=lambda opt: opt.embed_norm != 'none', embedding=True,
            help='give the layer of --embed_norm a trainable scale and shift')
-    switch('--embed_bias', default=True, help='whether the embedding layer has a bias; --embed_bias false removes it')
+    switch('--embed_bias', default=True, embedding=True,
+           help='whether the embedding layer has a bias; --embed_bias false removes it')
     add('--embed_init',
         choices={'default': "torch's random weights", 'orthogonal': 'random orthogonal rows',
                  'kaiming': 'normal with standard deviation (2 / --embed_dim)^(1/2)',
@@ -286,9 +289,9 @@ def network_parameters(parser):
            help='with --freeze backbone: compute the features once; --keep_features false computes them in each epoch')
     add('--lora_rank', type=COUNT, default=0,
         help='rank of the trained adapters (LoRA) in the attention layers of a ViT; 0 means no adapters')
-    add('--visual_prompts', '--prompts', dest='prompts', type=COUNT, default=0, metavar='N',
+    add('--visual_prompts', '--prompts', dest='prompts', type=COUNT, default=0, embedding=True, metavar='N',
         help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
-    add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
+    add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts, embedding=True,
         help='number of blocks, from the first on, with prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained', effect=lambda opt: not opt.start_from,
            help='start from random instead of pretrained weights')
@@ -296,13 +299,13 @@ def network_parameters(parser):
         help='train on from a trained network, its backbone and its embedding layer, in a new run')
     add('--weights', metavar='FILE', resumable=True, file=True, effect=lambda opt: not opt.start_from,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
-    add('--input_size', type=POSITIVE_INT, fixed=False,
+    add('--input_size', type=SIDE, fixed=False, embedding=True,
         help='height and width of the input images in pixels; by default as the network expects')
-    add('--input_mean', nargs='+', type=REAL,
+    add('--input_mean', nargs='+', type=REAL, embedding=True,
         help='mean of the input images per channel, for values in [0, 1]; by default as the network expects')
-    add('--input_std', nargs='+', type=POSITIVE,
+    add('--input_std', nargs='+', type=POSITIVE, embedding=True,
         help='standard deviation of the input images per channel; by default as the network expects')
-    switch('--input_bgr', default=None,
+    switch('--input_bgr', default=None, embedding=True,
            help='whether the channels are ordered blue, green, red; by default as the network expects')
 
 
@@ -457,10 +460,11 @@ def evaluation_parameters(parser):
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
     add('--bootstrap', metavar='N', type=COUNT, default=0,
         help='number of resamples of the classes for 95 percent intervals of retrieval metrics; 0: none')
-    switch('--eval_normalize', help='L2-normalise the embeddings before evaluation')
-    switch('--eval_ema', effect=not_in_training,
+    switch('--eval_normalize', embedding=True, help='L2-normalise the embeddings before evaluation')
+    switch('--eval_ema', effect=not_in_training, embedding=True,
            help='after training: evaluate the moving average of the weights (--ema)')
-    switch('--eval_features', help='evaluate the pooled features of the backbone instead of the embeddings')
+    switch('--eval_features', embedding=True,
+           help='evaluate the pooled features of the backbone instead of the embeddings')
     add('--pca', metavar='D', type=COUNT, default=0,
         help='number of principal components of the embeddings to evaluate; 0 means the embeddings themselves')
     add('--eval_autocast', choices=['bfloat16', 'float16'],
@@ -603,7 +607,10 @@ def recorded_flags(place):
     whose flags no longer exist are left out, with a note.
     """
     if Path(place).is_file() or published.is_folder(place):
-        settings = checkpoint.load(checkpoint.find(place))['settings']
+        file = checkpoint.find(place)
+        settings = checkpoint.load(file)['settings']
+        if file.suffix == '.safetensors':
+            published.check_flags(file.parent, settings, flags_with('embedding'))
     else:
         settings = run_folder.read(place)['flags']
     unknown = sorted(settings.keys() - {*command_line.known_flags(build())})
@@ -635,6 +642,11 @@ def look_for_run(opt):
 def compared_settings(settings, chosen):
     """Those of a run's settings by which --auto_resume knows it. chosen: flags whose values the run chooses itself."""
     return {name: value for name, value in without_machine(settings).items() if name not in {'n_epochs', *chosen}}
+
+
+def embedding_settings(opt):
+    """{flag: value} of the flags on which the embedding of an image depends, beside the weights."""
+    return {name: getattr(opt, name) for name in flags_with('embedding')}
 
 
 def secret_variables(opt):

@@ -20,6 +20,7 @@ from datasets import class_vectors
 from records import backends, checkpoint
 from utilities import device, loss_sums, machine, pml, processes, torch_losses, unsaved
 from utilities.errors import UserError, choose
+from utilities.kept_features import KeptFeatures
 from utilities.randomness import preserved, seed_everything
 
 
@@ -276,31 +277,33 @@ def has_checkpoint(opt):
 
 def keep_features(opt, parts):
     """
-    With --freeze backbone: the backbone computes the features of the evaluated images only once in the run; likewise
-    the features of the training images, if these are not augmented. To be called after the run's weights are loaded.
-    Prints which features are kept.
+    As long as nothing that computes them is trained (has_fixed_features, asked in every epoch), the features of the
+    evaluated images are computed only once in the run. With --freeze backbone, so are now the features of the training
+    images, if these are not augmented. Prints which features are kept.
 
-    Nothing is kept with mixed precision, compilation, several processes, a trained pooling, adapters or prompts, since
-    results could change. Features of training images are not kept either if the criterion takes images or feature maps,
-    if the teacher is another run's network, or if the features of an image depend on the rest of its batch.
+    Nothing is kept with mixed precision, compilation and several processes, since results could change. Features of
+    training images are not kept either if the criterion takes images or feature maps or the teacher is another run's
+    network, which need the images anyway, or if the features of an image depend on the rest of its batch.
     """
     model, data = parts.model, parts.data
-    if (not opt.keep_features or not opt.n_epochs or not model.has_fixed_features() or processes.count() > 1
-            or opt.eval_autocast or opt.amp != 'none' or opt.compile):
+    if (not opt.keep_features or not opt.n_epochs or processes.count() > 1 or opt.eval_autocast or opt.amp != 'none'
+            or opt.compile):
         return
-    for images in data.evaluation.values():
-        images.keeps_features = True
+    kept = KeptFeatures(model, *([parts.ema.average] if parts.ema else []))
+    for images in (data.train, *data.evaluation.values()):
+        images.kept = kept
+    if not model.has_fixed_features():
+        return
     of_training = ''
     takes_images = {'feature_maps', 'images'} & criteria.required_inputs(opt)
     if not (takes_images or parts.teacher_checksum or datasets.transforms.is_random(opt)):
         of_training = ', and so are the features of the training images'
-        data.train.keeps_features = True
         evaluation.embed(opt, model, data.train, 'train')
         if not evaluation.independent_of_batch(opt, model, data.train):
-            data.train.features = None
+            kept.of(data.train, model).clear()
             of_training = ', but not the features of the training images, which depend on the rest of the batch here'
         elif repr(data.train.transform) == repr(data.evaluation['train'].transform):
-            data.evaluation['train'].features = data.train.features
+            kept.of(data.evaluation['train'], model).update(kept.of(data.train, model))
     print(f'--freeze backbone: the features of the evaluated images are computed once and kept in memory{of_training}')
 
 

@@ -21,6 +21,7 @@ import batch_mining
 import criteria
 import optimization
 from architectures import batch_norm
+from evaluation.embedding import embed_batch, network_outputs
 from optimization import existing_gradients, optimizer_parameters
 from utilities import device, exchange, processes
 from utilities.errors import UserError
@@ -118,7 +119,7 @@ class TrainingStep:
     def forward(self, images):
         """images [b, 3, H, W] -> embeddings, pooled features and, if asked for, feature maps, in at least float32."""
         with self.autocast():
-            outputs = self.network(network_input(images, self.opt.device), 'feature_maps' in self.inputs)
+            outputs = network_outputs(self.network, images, 'feature_maps' in self.inputs)
         return {name: output.to(torch.promote_types(output.dtype, torch.float32))
                 for name, output in zip(('batch', 'batch_features', 'feature_maps'), outputs, strict=False)}
 
@@ -128,7 +129,7 @@ class TrainingStep:
         found = {}
         if 'teacher_batch' in self.inputs:
             with self.autocast():
-                taught = self.teacher(network_input(images, self.opt.device))[0]
+                taught = embed_batch(self.teacher, images)[0]
             found['teacher_batch'] = taught.to(torch.promote_types(taught.dtype, torch.float32))
         if 'images' in self.inputs:
             found['images'] = self.model.normalised(network_input(images, self.opt.device))

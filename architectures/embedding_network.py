@@ -106,8 +106,7 @@ def count_maps(backbone):
 class EmbeddingNetwork(torch.nn.Module):
     """
     Images [B, 3, H, W], RGB in [0, 1] -> embeddings [B, --embed_dim], pooled backbone features [B, F], and if with_maps
-    the maps [B, C, h, w] that were pooled (averaged, if --pool is not given). It also takes pooled features [B, F] in
-    place of images.
+    the maps [B, C, h, w] that were pooled (averaged, if --pool is not given).
     """
 
     def __init__(self, opt, backbone, frozen, normalize):
@@ -166,8 +165,6 @@ class EmbeddingNetwork(torch.nn.Module):
         return self
 
     def forward(self, images, with_maps=False):
-        if images.dim() == 2:
-            return self.embedded(images), images
         with torch.set_grad_enabled(torch.is_grad_enabled() and not (self.training and self.warming_up)):
             images = self.normalised(images)
             if self.pool or with_maps:

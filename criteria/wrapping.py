@@ -33,7 +33,17 @@ from utilities.parameter_groups import own_groups
 COSTLY = ('feature_maps', 'images', 'teacher_batch')            # the keywords that a criterion must ask for
 
 
-# The losses that a wrapper fits, each given as its file; None for the losses of a library
+# The losses that a wrapper fits, each given as its file, as file_of() finds it
+
+def file_of(opt):
+    """
+    The file of --loss, a single name. For the losses of a library: None, or utilities/pml.py if pytorch-metric-learning
+    has the loss and it has a miner.
+    """
+    if opt.loss.startswith(pml.PREFIX) and opt.batch_mining != 'none':
+        return pml
+    return criteria.CRITERIA.get(opt.loss)
+
 
 def takes_pairs(loss):
     """Whether a loss takes pairs only, from miners that return masks here and lists in the public code."""
@@ -46,7 +56,12 @@ def takes_memory(loss):
 
 
 def takes_triplets(loss):
-    return bool(loss and loss.REQUIRES_BATCHMINER) and not takes_pairs(loss)
+    return getattr(loss, 'REQUIRES_BATCHMINER', False) and not takes_pairs(loss)
+
+
+def takes_tuples(loss):
+    """Whether a loss is computed on the tuples that its miner gives it."""
+    return loss is pml or takes_triplets(loss)
 
 
 def takes_synthetic_triplets(loss):
@@ -73,7 +88,7 @@ def every_loss(loss):
 
 def takes_masks(loss):
     """Whether a loss's miner may give masks of pairs; otherwise it gives triplets."""
-    return loss is None or getattr(loss, 'ACCEPTS_MASKS', False) or takes_pairs(loss)
+    return loss in (None, pml) or getattr(loss, 'ACCEPTS_MASKS', False) or takes_pairs(loss)
 
 
 class Wrapper(NamedTuple):
@@ -102,7 +117,8 @@ AROUND_A_LOSS = [
     Wrapper(('class_weights',), class_weights, gives_values_of_samples, everywhere=True),
     Wrapper(('xbm_size',), cross_batch_memory, takes_memory, nested=True),
     Wrapper(('dr_weight',), direction_regularisation, takes_triplets, nested=True),
-    Wrapper(('cascade',), cascade, takes_triplets, takes_masks=lambda loss: getattr(loss, 'OF_PAIRS', False)),
+    Wrapper(('cascade',), cascade, takes_tuples,
+            takes_masks=lambda loss: loss is pml or getattr(loss, 'OF_PAIRS', False)),
     Wrapper(('daml',), deep_adversarial, takes_synthetic_triplets, takes_masks=lambda loss: False, not_with={
         'cascade': 'synthetic negatives have features of the last block only',
         'xbm_size': 'they would be stored in the memory bank'}),
@@ -142,7 +158,7 @@ def check_fit(opt, flags):
     """
     for wrapper in chosen(opt):
         places = with_nested_losses(flags) if wrapper.nested else flags
-        losses = [criteria.CRITERIA.get(part.loss) for part in places]
+        losses = [file_of(part) for part in places]
         if not (all if wrapper.everywhere else any)(map(wrapper.fits, losses)):
             names = ', '.join(name for name, loss in criteria.CRITERIA.items() if wrapper.fits(loss))
             raise UserError(f'--{wrapper.flags[0]} does not work with --loss {opt.loss}, but with {names}')
@@ -185,7 +201,7 @@ def build_sum(opt, batchminer):
 def build(opt, miner, wrappers=AROUND_A_LOSS):
     """The loss --loss, a single name, with those of the wrappers around it that the flags ask for and that fit it."""
     if opt.loss.startswith((pml.PREFIX, torch_losses.PREFIX)):
-        return put_around(None, wrappers, build_of_library, opt, miner)
+        return put_around(file_of(opt), wrappers, build_of_library, opt, miner)
     loss = choose(criteria.CRITERIA, opt.loss, '--loss')
     check_loss(opt, loss, miner)
     return put_around(loss, wrappers, build_loss, opt, miner)

@@ -76,14 +76,13 @@ class ImageSet(torch.utils.data.Dataset):
     in_gallery:  None, or bool [N]: the gallery, where queries are in it, too.
     is_distractor: None, or bool [N]: gallery images that are never queries or positives.
     groups:      None, or an array [N] of strings: the group (camera, place, day) of each image.
-    keeps_features: whether the pooled features of a frozen backbone are kept when the images are embedded.
-    features:    None, or the kept features, float32 [N, F], which loaders return in place of the images.
+    kept:        None, or the kept_features.KeptFeatures in which the images' features are looked up.
     """
 
     def __init__(self, table, chosen, transform, read=boxes.open_photo):
         table = table.keep(chosen)
         self.paths, self.sources, self.transform, self.read = table.paths, table.sources, transform, read
-        self.keeps_features, self.features = False, None
+        self.kept = None
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
         self.class_names, self.labels = names.tolist(), labels.astype(np.int64)
         self.levels = [[level.get(name) for name in self.class_names]
@@ -97,6 +96,9 @@ class ImageSet(torch.utils.data.Dataset):
             self.is_query = np.array([part == 'query' for part in table.parts])
         elif self.is_distractor is not None:
             self.is_query, self.in_gallery = ~self.is_distractor, np.ones(len(self), bool)
+
+    def __getstate__(self):
+        return vars(self) | {'kept': None}                 # data workers do not need it, and it holds networks
 
     @property
     def n_classes(self):

@@ -1,4 +1,7 @@
-"""Embeds all images of a split."""
+"""
+From images to embeddings: the only place that embeds. network_outputs() applies a network to a batch, in training too;
+embed_batch() says how images are embedded wherever nothing is trained; embed() embeds all images of a split.
+"""
 import hashlib
 import json
 from collections.abc import Callable
@@ -6,18 +9,49 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 from evaluation.ranking.neighbours import Search
 from utilities import exchange, processes, stopping
 from utilities.errors import RunFailed
 from utilities.files import atomic
+from utilities.kept_features import Batch
 from utilities.loading import Loader, evaluation_batches, evaluation_loader, network_input
 
-# the flags, beside the weights, on which the embedding of an image depends
-SETTINGS = ('arch', 'embed_dim', 'embed_layers', 'embed_norm', 'pool', 'cascade', 'input_size', 'input_mean',
-            'input_std', 'input_bgr', 'dataset', 'augmentation', 'interpolation', 'decode', 'eval_size', 'eval_resize',
-            'eval_ema', 'eval_features', 'eval_normalize')
+
+def network_outputs(network, images, with_maps=False):
+    """
+    The network's embeddings [B, D], pooled features [B, F] and, if with_maps, feature maps for a batch of images.
+
+    images: [B, 3, H, W] as a loader gives them, on any device; or a kept_features.Batch of them. The features of a
+            Batch are looked up if they are kept, and otherwise computed, and kept if they may be.
+    """
+    device = network.mean.device
+    is_batch = isinstance(images, Batch)
+    features = images.features(network) if is_batch and not with_maps else None
+    if features is not None:
+        features = features.to(device)
+        return network.embedded(features), features
+    outputs = network(network_input(images, device), with_maps)
+    if is_batch:
+        images.keep(network, outputs[1])
+    return outputs
+
+
+def embed_batch(network, images):
+    """
+    How images are embedded in evaluation, by Evaluate_Network.py, in an index and its queries, by torch.hub's network
+    and by a teacher: images as in network_outputs() -> embeddings [B, D] and pooled features [B, F].
+
+    A change, such as the mean over an image and its mirror image, belongs here, and acts in all of them.
+    """
+    return network_outputs(network, images)
+
+
+def compared(embeddings, normalize):
+    """The embeddings [N, D] as they are compared with each other: of norm 1 if `normalize`, as --eval_normalize is."""
+    return F.normalize(embeddings, dim=1) if normalize else embeddings
 
 
 @dataclass
@@ -45,23 +79,22 @@ def embed(opt, model, images, name, features=False, autocast=None):
     divide the batches and exchange the embeddings: all of them must call this function, and each gets all embeddings.
 
     autocast: None, or the name of the dtype to compute in. Raises RunFailed where an embedding is not finite.
-
-    With images.keeps_features, the pooled features are kept as images.features, and later calls embed them.
     """
     model.eval()
     device = opt.device if opt.evaluate_on_gpu else torch.device('cpu')
-    embeddings, norms, batches = None, None, evaluation_batches(opt, images)
-    kept = [] if images.keeps_features and images.features is None else None
+    embeddings = norms = None
+    batches = evaluation_batches(opt, images)
     precision = torch.autocast(opt.device.type, getattr(torch, autocast or 'float32'), enabled=autocast is not None)
-    loader = evaluation_loader(opt, images, batches[processes.rank()])
+    loader = evaluation_loader(opt, images, batches[processes.rank()], model)
     bar = tqdm(loader, desc=f'embed {name}', leave=False, disable=None)
     for batch, _, indices in stopping.checked(bar):
+        if images.kept and not isinstance(batch, Batch):
+            batch = Batch(images, indices, batch)
         with precision:
-            found = model(network_input(batch, opt.device))
+            found = embed_batch(model, batch)
             norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before normalisation
-        if kept is not None:
-            kept.append(found[1].cpu())
-        embedded, rows = found[int(features)], slice(int(indices[0]), int(indices[0]) + len(batch))
+        embedded = found[int(features)]
+        rows = slice(int(indices[0]), int(indices[0]) + len(batch))
         if embeddings is None:
             embeddings = torch.empty(len(images), embedded.shape[1], device=device)
             norms = torch.empty(len(images), 1, device=device)
@@ -72,8 +105,6 @@ def embed(opt, model, images, name, features=False, autocast=None):
     if bad.any():
         raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite; the first '
                         f'belongs to {images.sources[int(np.flatnonzero(bad.cpu())[0])]}')
-    if kept is not None:
-        images.features = torch.cat(kept)
     return Embedded(embeddings, images, norms=norms[:, 0].cpu().numpy())
 
 
@@ -88,7 +119,7 @@ def independent_of_batch(opt, model, images):
     size = -(-opt.bs // n_pieces)
     batches = [(torch.arange(size).flip(0) - size) % len(images), torch.linspace(0, len(images) - 1, size).long()]
     loader = Loader(images, batch_sampler=[batch.tolist() for batch in batches], generator=torch.Generator())
-    return all(torch.equal(model(network_input(batch, opt.device))[1].cpu(), images.features[indices])
+    return all(torch.equal(model(network_input(batch, opt.device))[1].cpu(), Batch(images, indices).features(model))
                for batch, _, indices in loader)
 
 
@@ -106,13 +137,8 @@ def write(embedded, file):
         np.savez_compressed(opened, **{name: np.concatenate(parts) for name, parts in columns.items()})
 
 
-def embedding_settings(opt):
-    """{flag: value} of SETTINGS."""
-    return {name: getattr(opt, name) for name in SETTINGS}
-
-
 def network_id(model, settings):
-    """A checksum of the weights and embedding_settings(): 16 hexadecimal digits."""
+    """A checksum of the weights and of the flags that their use depends on: 16 hexadecimal digits."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, tensor in [*sorted(model.state_dict().items()), ('mean', model.mean), ('std', model.std)]:
         digest.update(f'{name} {list(tensor.shape)} {tensor.dtype}'.encode())

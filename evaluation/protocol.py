@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from evaluation import geometry, titles
-from evaluation.embedding import embed, write
+from evaluation.embedding import compared, embed, write
 from evaluation.metrics import Pool, check_entry, compute, parse, registered
 from records import columns
 from records.columns import Column
@@ -141,8 +140,7 @@ def as_evaluated(opt, embedded, criterion=None):
         for part in parts.values():
             part.embeddings = torch.from_numpy(reduce(part.embeddings.cpu().numpy())).to(part.embeddings.device)
     for part in parts.values():
-        if opt.eval_normalize:
-            part.embeddings = F.normalize(part.embeddings, dim=1)
+        part.embeddings = compared(part.embeddings, opt.eval_normalize)
         if not (opt.eval_features or opt.pca):             # the criterion ranks the network's own embeddings only
             part.ranking = getattr(criterion, 'ranking_embeddings', None)
     return parts

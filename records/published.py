@@ -11,10 +11,6 @@ from utilities.files import describe_kind
 CONFIG = 'config.json'
 BACKBONE, REST = 'model.safetensors', 'embedding.safetensors'      # with the names of the backbone's library; all else
 ENTRY = 'embedding_network'                                        # in config.json, beside the entries of timm
-# the flags that describe the network and its input
-FLAGS = ('arch', 'embed_dim', 'embed_layers', 'embed_norm', 'embed_norm_affine', 'embed_bias', 'pool', 'cascade',
-         'prompts', 'prompt_depth', 'input_size', 'input_mean', 'input_std', 'input_bgr', 'dataset', 'augmentation',
-         'interpolation', 'decode', 'eval_size', 'eval_resize', 'eval_features', 'eval_normalize')
 
 
 def is_folder(place):
@@ -28,7 +24,7 @@ def write(folder, state, flags, epoch, description):
 
     Args:
         state:       its state dict, on the CPU.
-        flags:       {name: value} of FLAGS.
+        flags:       {name: value} of the flags that describe the network and its input.
         epoch:       the epoch after which the weights were saved.
         description: {name: text} for those who read config.json.
     """
@@ -59,14 +55,19 @@ def read(folder):
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise UserError(f'{config}: it does not describe an embedding network of this program ({ENTRY}); for a '
                         f'backbone alone, give --arch timm:local-dir:{folder}') from None
-    if foreign := flags.keys() - {*FLAGS}:
-        raise UserError(f'{config}: {", ".join(sorted(foreign))}: no flags of a network; it was changed')
     if str(flags.get('arch')).count(':') > 1:
         raise UserError(f'{config}: arch {flags["arch"]}: expected a network without a place from which to load it')
     for file in (BACKBONE, REST):
         state |= {'backbone.' * (file == BACKBONE) + name: tensor
                   for name, tensor in read_weights(Path(folder) / file).items()}
     return {'settings': flags, 'epoch': epoch, 'model': state}
+
+
+def check_flags(folder, flags, known):
+    """Raises UserError for flags of config.json that are not among the `known` ones, which describe a network."""
+    foreign = sorted(flags.keys() - {*known})
+    if foreign:
+        raise UserError(f'{Path(folder) / CONFIG}: {", ".join(foreign)}: no flags of a network; it was changed')
 
 
 def read_weights(file):

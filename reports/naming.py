@@ -9,6 +9,7 @@ DATASETS = {
     'inshop': ('In-Shop', 'InShop'),
     'omniglot': ('Omniglot', 'Omniglot'),
 }
+OTHER_PREFIXES = {'cars196': 'CAR'}                        # of the public code
 DIGITS = 6                                                 # digits of a test set's hash that are shown
 
 
@@ -47,6 +48,18 @@ def methods(groups):
 
 
 def without_prefix(dataset, group):
+    """
+    A group's name without the prefix of its data set. The regularised runs of the public code have the prefixes
+    CUBreg, CARreg and SOPreg, of which reg is kept.
+
+    >>> without_prefix('cars196', 'CARS_Margin'), without_prefix('cars196', 'CARreg_Margin')
+    ('Margin', 'reg_Margin')
+    """
     first, _, rest = group.partition('_')
-    prefixes = dataset.casefold(), DATASETS.get(dataset, ('', dataset))[1].casefold()
-    return rest if rest and first.casefold() in prefixes else group
+    names = dataset, DATASETS.get(dataset, ('', dataset))[1], OTHER_PREFIXES.get(dataset, dataset)
+    prefixes = {name.casefold() for name in names}
+    if rest and first.casefold() in prefixes:
+        return rest
+    if rest and first.casefold().removesuffix('reg') in prefixes:
+        return f'reg_{rest}'
+    return group

@@ -4,31 +4,30 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 import datasets
 import parameters
 import parts
 from datasets import decoding
 from datasets.pipeline import Pipeline
-from evaluation.embedding import embedding_settings, network_id
+from evaluation.embedding import compared, embed_batch, network_id
 from retrieval import unknown
 from utilities import command_line, stopping
 from utilities.errors import UserError
-from utilities.loading import Loader, network_input
+from utilities.loading import Loader
 from utilities.randomness import preserved
 
 
 class Network(torch.nn.Module):
     """
-    Images [B, 3, S, S], RGB, floating in [0, 1] or uint8 -> embeddings [B, D], float32, as main.py --evaluate ranks
-    them, but without --pca and --eval_autocast: with --eval_features the pooled features, with --eval_normalize of
-    norm 1. Raises UserError for images of another shape or type.
+    Images [B, 3, S, S], RGB, floating in [0, 1] or uint8, on any device -> embeddings [B, D], float32, as main.py
+    --evaluate ranks them, but without --pca and --eval_autocast: with --eval_features the pooled features, with
+    --eval_normalize of norm 1. Raises UserError for images of another shape or type.
 
     model:      the EmbeddingNetwork, in evaluation mode; none of its parameters requires gradients.
     input_size: S.
     source:     the run folder or checkpoint that it comes from.
-    settings:   {flag: value} of evaluation.embedding.SETTINGS.
+    settings:   {flag: value} of parameters.embedding_settings.
     id:         a checksum of weights and settings: 16 hexadecimal digits. Embeddings of networks with different ids
                 cannot be compared.
     open_set, no_threshold: the thresholds of the run, or None and the reason (unknown.calibrated_thresholds).
@@ -38,7 +37,7 @@ class Network(torch.nn.Module):
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         self.input_size = opt.eval_size or model.input_size
-        self.source, self.settings = str(source), embedding_settings(opt)
+        self.source, self.settings = str(source), parameters.embedding_settings(opt)
         self.id = network_id(model, self.settings)
         self.open_set, self.no_threshold = unknown.calibrated_thresholds(source, self.id)
 
@@ -53,10 +52,9 @@ class Network(torch.nn.Module):
                             f'not {shape}')
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise UserError(f'expected images of type uint8, or floating ones in [0, 1], not {images.dtype}')
-        images = network_input(images, images.device) if images.dtype == torch.uint8 else images.float()
-        embeddings, features = self.model(images)
-        found = features if self.settings['eval_features'] else embeddings
-        return F.normalize(found, dim=1) if self.settings['eval_normalize'] else found
+        images = images if images.dtype == torch.uint8 else images.float()
+        embeddings, features = embed_batch(self.model, images)
+        return compared(features if self.settings['eval_features'] else embeddings, self.settings['eval_normalize'])
 
 
 @dataclass
@@ -145,7 +143,7 @@ def embedded(network, transform, images, bs=112, kernels=0):
                     pin_memory=network.device.type == 'cuda', generator=torch.Generator())
     with torch.inference_mode():
         for indices, batch, broken in stopping.checked(loader):
-            found = network(network_input(batch, network.device)).float().cpu().numpy() if indices else None
+            found = network(batch).float().cpu().numpy() if indices else None
             yield indices, found, broken
 
 

@@ -7,9 +7,10 @@ import sys
 
 import numpy as np
 
+import parameters
 import parts
 from evaluation import titles
-from evaluation.embedding import embedding_settings, network_id
+from evaluation.embedding import network_id
 from evaluation.metrics import full_precision
 from evaluation.protocol import embed_splits
 from records import columns, run_folder
@@ -120,11 +121,11 @@ def save(opt, model, data, embedded, place):
     test, reason = embedded['test'], no_threshold(opt, data)
     unknown = {test.images.class_names[label] for label in answers.labels[~answers.is_known]}
     own = f'--pca {opt.pca}' if opt.pca else f'the ranking of --loss {opt.loss}' if test.ranking else None
-    content = {'network_id': None if own else network_id(model, embedding_settings(opt)), 'own_similarity': own,
-               'share': opt.share, 'fpir': opt.fpir, 'seed': opt.seed, 'reason': reason,
-               'thresholds': rows, 'test': {'gallery_size': n_images, 'n_known_queries': len(answers.known),
-                                            'n_unknown_queries': len(answers.unknown), **found,
-                                            'unknown_classes': sorted(unknown)}}
+    known = None if own else network_id(model, parameters.embedding_settings(opt))
+    content = {'network_id': known, 'own_similarity': own, 'share': opt.share, 'fpir': opt.fpir, 'seed': opt.seed,
+               'reason': reason, 'thresholds': rows,
+               'test': {'gallery_size': n_images, 'n_known_queries': len(answers.known),
+                        'n_unknown_queries': len(answers.unknown), **found, 'unknown_classes': sorted(unknown)}}
     file = thresholds_file(place)
     if reason is None or not file.exists():                 # thresholds that were calibrated before stay
         write_text(file, json.dumps(plain(content), indent=1) + '\n')

@@ -10,13 +10,13 @@ import os
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 import criteria
 import datasets
 import evaluation
 import parameters
 import parts
+from evaluation.embedding import compared
 from utilities import device, processes
 from utilities.errors import UserError, choose
 from utilities.randomness import seed_everything
@@ -45,8 +45,7 @@ def work(opt):
         is_trunk = model is trunk
         embedded = [evaluation.embed(opt, model, images, data_set, is_trunk, opt.eval_autocast).embeddings
                     for data_set, images in sets.items()]
-        if is_trunk or opt.eval_normalize:
-            embedded = [F.normalize(part, dim=1) for part in embedded]
+        embedded = [compared(part, is_trunk or opt.eval_normalize) for part in embedded]
         found[name] = processes.run_on_rank_zero(alone_and_together, opt, embedded, [*sets.values()])
     if processes.is_main():
         print(tables(opt, sets, found))

@@ -91,7 +91,7 @@ def application(index, network, transform, k=24, hosts=LOCAL):
         except Exception:  # decoders raise all kinds of exceptions on a file that is no image
             flask.abort(400, 'This file is not an image that can be read.')
         with lock, torch.inference_mode():
-            embedding = network(photo[None].to(network.device))[0].float().cpu().numpy()
+            embedding = network(photo[None])[0].float().cpu().numpy()
         return neighbours(index, embedding, k) | preview
 
     return app

@@ -69,6 +69,20 @@ def test_an_edit_of_the_step(edit, quick, tmp_path):
 
 
 @pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
+@pytest.mark.parametrize('edit', ['mirror', 'unfreezing'])
+def test_an_edit_of_what_is_embedded(edit, quick, tmp_path):
+    """With and without kept features. Where else the mirror image acts: evaluation/test_embedding.py."""
+    flags = [*quick, '--freeze', 'backbone', '--augmentation', 'none', '--n_epochs', '3', '--lr', '0.1',
+             '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'dists@intra']
+    ways = {'kept': [], 'computed': ['--keep_features', 'false']}
+    runs(tmp_path, edited(tmp_path / 'code', edit), *([*flags, '--group', name, *more] for name, more in ways.items()))
+    runs(tmp_path, ROOT, [*flags, '--group', 'without'])
+    assert_equal_runs(tmp_path, ways)
+    with pytest.raises(AssertionError):
+        assert_equal_runs(tmp_path, ['kept', 'without'], 1e-3)
+
+
+@pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
 @pytest.mark.parametrize('edit', ['state_in_a_buffer', 'state_in_an_attribute'])
 def test_a_loss_that_remembers_the_last_batch(edit, quick, tmp_path):
     """A resumed run goes on with it where it is a buffer; an attribute is named."""

@@ -297,6 +297,8 @@ def test_a_network_of_an_exported_run(quick, run, tmp_path, monkeypatch):
     network, _ = retrieval.load(folder, 'cpu')
     torch.testing.assert_close(found(images), network(images), rtol=1e-5, atol=1e-5)
     assert found.description['network'] == network.id and not found(images).requires_grad
+    elsewhere = load('network', tmp_path / 'hub', device='meta')(images.to('meta'))      # for want of a GPU
+    assert elsewhere.device.type == 'meta' and elsewhere.shape == found(images).shape
     with pytest.raises(ValueError, match='nothing: it cannot be exported: error: what it says'):
         load('network', tmp_path / 'nothing')
     with pytest.raises(ValueError, match='device cuda: .onnx files compute on the CPU'):

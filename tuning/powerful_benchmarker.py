@@ -1,42 +1,52 @@
 """
 Experiments of powerful-benchmarker (Musgrave et al., A Metric Learning Reality Check) as command lines of main.py:
---reproduce_results FOLDER reads the options in FOLDER/configs/config_*.yaml. Each option is taken out of them by the
-function that knows its flag; what is left over has no counterpart.
+--reproduce_results FOLDER reads the options in FOLDER/configs (experiment_folder.py). Each option is taken out of them
+by the function that knows its flag, here, in experiment_losses.py or in experiment_images.py; what is left over has no
+counterpart.
 """
 import shlex
 from pathlib import Path
 
 import torch
 
+import architectures
 import optimization
 import parameters
+from tuning import experiment_folder, experiment_images, experiment_losses
+from tuning.experiment_folder import ANY, CLASS, NUMBER, SWITCH, TEXT, TEXTS, WHOLE, WHOLES
 from utilities import command_line
 from utilities.errors import UserError
 
 DATASETS = {'CUB200': 'cub200', 'Cars196': 'cars196', 'StanfordOnlineProducts': 'online_products'}
-TRUNKS = {'bninception', 'resnet50', 'googlenet', 'mobilenet_v2'}                # others are pretrainedmodels:NAME
-METRICS = {'mean_average_r_precision': 'map_at_r', 'NMI': 'nmi', 'AMI': 'ami', 'r_precision': 'r_precision',
-           'precision_at_1': 'precision_at_1', 'mean_average_precision': 'mAP_lim'}
+TRUNKS = ('bninception', 'resnet50', 'mobilenet_v2')                       # others have the prefix of their library
+IMAGENET = {'input_mean': [0.485, 0.456, 0.406], 'input_std': [0.229, 0.224, 0.225]}
+METRICS = {'mean_average_r_precision': 'map_at_r', 'mean_average_precision_at_r': 'map_at_r', 'NMI': 'nmi',
+           'AMI': 'ami', 'r_precision': 'r_precision', 'precision_at_1': 'precision_at_1',
+           'mean_average_precision': 'mAP_lim'}
 REFERENCES = {'compared_to_self': 'self', 'compared_to_training_set': 'train', 'compared_to_sets_combined': 'all'}
-SCHEMES = {'old_approach': 'half', 'predefined': 'predefined', None: 'class_folds'}
-CROP = {'Resize': {'size': 256}, 'RandomResizedCrop': {'scale': [0.16, 1], 'ratio': [0.75, 1.33], 'size': 227},
-        'RandomHorizontalFlip': {'p': 0.5}}                                      # --augmentation mlrc
-CENTRE = {'Resize': {'size': 256}, 'CenterCrop': {'size': 227}}
-# values by which an option adds nothing to what main.py does anyway
-USUAL = {'training_method': {'MetricLossOnly': {}}, 'testing_method': {'GlobalEmbeddingSpaceTester': {}},
-         'test_size': 0.5, 'test_start_idx': 0.5, 'label_hierarchy_level': 0, 'special_split_scheme_name': None,
-         'eval_size_of_tsne': 0, 'meta_testing_method': None, 'eval_pca': None, 'patience': None}
+SCHEMES = {'old_approach': 'half', 'predefined': 'predefined'}
+TESTERS = {'GlobalEmbeddingSpaceTester': None, 'WithSameParentLabelTester': 'within'}      # the --eval_level
+PLAIN = {'num_epochs_train': ('n_epochs', WHOLE), 'iterations_per_epoch': ('iterations_per_epoch', WHOLE),
+         'save_interval': ('eval_every', WHOLE), 'patience': ('patience', WHOLE),
+         'dataloader_num_workers': ('kernels', WHOLE), 'batch_size': ('bs', WHOLE),
+         'num_training_partitions': ('n_folds', WHOLE), 'num_training_sets': ('n_training_folds', WHOLE),
+         'eval_pca': ('pca', WHOLE), 'eval_normalize_embeddings': ('eval_normalize', SWITCH),
+         'eval_use_trunk_output': ('eval_features', SWITCH), 'eval_batch_size': ('eval_bs', WHOLE),
+         'check_untrained_accuracy': ('check_untrained_accuracy', SWITCH)}
 # options without influence on results
-MACHINE = {'pytorch_home', 'dataset_root', 'root_experiment_folder', 'experiment_name', 'eval_dataloader_num_workers',
-           'eval_batch_size'}
-# options that the supplement of the paper tells its readers to delete, by loss
-OBSOLETE = {'ContrastiveLoss': {'avg_non_zero_only', 'use_similarity'}, 'TripletMarginLoss': {'avg_non_zero_only'},
-            'SignalToNoiseRatioContrastiveLoss': {'avg_non_zero_only'}}
-PLAIN = {'num_epochs_train': 'n_epochs', 'iterations_per_epoch': 'iterations_per_epoch', 'save_interval': 'eval_every',
-         'patience': 'patience', 'dataloader_num_workers': 'kernels', 'batch_size': 'bs',
-         'num_training_partitions': 'n_folds', 'num_training_sets': 'n_training_folds', 'eval_pca': 'pca',
-         'eval_normalize_embeddings': 'eval_normalize', 'eval_use_trunk_output': 'eval_features',
-         'check_untrained_accuracy': 'check_untrained_accuracy', 'eval_batch_size': 'eval_bs'}
+WITHOUT_INFLUENCE = {
+    **dict.fromkeys(('pytorch_home', 'dataset_root', 'root_experiment_folder', 'experiment_name'), TEXT),
+    **dict.fromkeys(('eval_dataloader_num_workers', 'eval_size_of_tsne'), WHOLE),
+    **dict.fromkeys(('skip_eval_if_already_done', 'skip_meta_eval_if_already_done', 'save_lists_in_db',
+                     'skip_ensemble_eval_if_already_done', 'log_data_to_tensorboard', 'save_figures_on_tensorboard',
+                     'override_required_compatible_factories', 'save_models', 'set_min_label_to_zero'), SWITCH)}
+# values by which an option adds nothing to what main.py does anyway; a class stands without its arguments
+USUAL = {'label_hierarchy_level': 0, 'label_hierarchy_level of the tester': 0, 'hierarchy_level': 0,
+         'data_and_label_getter_keys': ['data', 'label'], 'validation_split_name': 'val', 'split_to_aggregate': 'val',
+         'ensemble: normalize_embeddings': True, 'ensemble: use_trunk_output': False, 'eval_visualizer': {},
+         'skip_eval': False, 'api_parser': None, 'meta_testing_method': None, 'special_split_scheme_name': None,
+         'class of the hooks': 'HookContainer', 'class of the aggregator': 'MeanAggregator', 'g_alone_epochs': 0,
+         'metric_alone_epochs': 0}
 
 
 def command(given):
@@ -51,9 +61,11 @@ def command(given):
     folder, partly = opt.reproduce_results, opt.reproduce_results_partly
     if not folder:
         raise UserError('--reproduce_results_partly goes with --reproduce_results')
-    settings, missing, notes = translated(options_in(Path(folder)))
+    options, notes = experiment_folder.read(Path(folder))
+    settings, missing = translated(options, notes)
     arguments = command_line.tokens(settings)
-    print('\n'.join([shlex.join(['python', 'main.py', *arguments]), *(f'Note: {note}' for note in notes)]), flush=True)
+    lines = [f'Note: {note}' for note in dict.fromkeys(notes)]
+    print('\n'.join([shlex.join(['python', 'main.py', *arguments]), *lines]), flush=True)
     if missing and not partly:
         raise UserError('\n'.join([f'--reproduce_results {folder}: without counterpart in main.py:',
                                    *(f'  {name}: {value}' for name, value in missing.items()),
@@ -63,179 +75,202 @@ def command(given):
     return arguments
 
 
-def options_in(folder):
-    """{option: value} of all configs/config_*.yaml of an experiment. Raises UserError where there is none."""
-    files = sorted((folder / 'configs').glob('config_*.yaml'))
-    if not files:
-        raise UserError(f'--reproduce_results {folder}: there is no configs/config_*.yaml in this folder; give the '
-                        'folder of an experiment of powerful-benchmarker')
-    options = {}
-    for file in files:
-        try:
-            content = command_line.read_yaml(file.read_text(encoding='utf-8'))
-        except (OSError, ValueError) as error:
-            raise UserError(f'--reproduce_results: {file}: not a YAML file of options: {error}') from None
-        if not isinstance(content, dict | None):
-            raise UserError(f'--reproduce_results: {file}: expected options and values')
-        options |= content or {}
-    return options
+def translated(options, notes):
+    """Options -> ({flag of main.py: value}, {option: value} without a counterpart); adds to the list of notes."""
+    settings = {'scheduler': 'none'}
+    for translate in (plain, data_set, splits, network, experiment_losses.translate, optimizers,
+                      experiment_images.translate, evaluation):
+        translate(options, settings, notes)
+    for name, kind in WITHOUT_INFLUENCE.items():
+        options.take(name, kind)
+    for name, usual in USUAL.items():
+        value = options.values.get(name, usual)
+        if type(value) is type(usual) and value == usual:
+            options.values.pop(name, None)
+    return settings, options.left_over()
 
 
-def translated(options):
-    """{option: value} -> ({flag of main.py: value}, {option: value} without a counterpart, [notes])."""
-    left, settings, notes = dict(options), {}, []
-    for translate in (plain, data_set, splits, network, losses_and_miners, optimizers, images, evaluation):
-        translate(left, settings, notes)
-    missing = {name: value for name, value in left.items()
-               if name not in MACHINE and not (name in USUAL and with_arguments(value) == with_arguments(USUAL[name]))}
-    return settings, missing, notes
-
-
-def plain(left, settings, notes):
+def plain(options, settings, notes):
     """The options that are a flag with the same value."""
-    for option, flag in PLAIN.items():
-        if left.get(option) is not None:
-            settings[flag] = left.pop(option)
+    for option, (flag, kind) in PLAIN.items():
+        value = options.take(option, kind)
+        if value is not None:
+            settings[flag] = value
 
 
-def data_set(left, settings, notes):
-    name, arguments = only_one(left.get('dataset'))
+def data_set(options, settings, notes):
+    name = options.class_of('dataset')
     if name in DATASETS:
         settings['dataset'] = DATASETS[name]
-        replace(left, 'dataset', arguments)
+        arguments = options.arguments('dataset')
+        arguments.take('root', TEXT)
+        if arguments.take('download', SWITCH):
+            notes.append('the data set is taken from --source_path; --download downloads it where that is possible')
 
 
-def splits(left, settings, notes):
-    manager, arguments = only_one(left.get('split_manager'))
-    scheme = left.get('special_split_scheme_name')
+def splits(options, settings, notes):
+    """The split of classes; without folds, the program's validation split is the test split here."""
+    settings['split_scheme'] = scheme = split_scheme(options)
+    variants = options.take('num_variants_per_split_scheme', WHOLE)
+    for option, flag in (('test_size', 'test_size'), ('test_start_idx', 'test_start')):
+        value = options.look(option, NUMBER)
+        if scheme != 'mlrc' or value in (None, 0.5):
+            options.take(option, NUMBER)
+        if scheme == 'class_folds' and value is not None:
+            settings[flag] = value
+    evaluated = options.look('splits_to_eval', TEXTS) or ['val']
+    if {*evaluated} <= {'train', 'val', 'test'}:
+        options.take('splits_to_eval', TEXTS)
+        settings['splits_to_eval'] = evaluated
+    concatenates = options.class_of('meta_testing_method') == 'ConcatenateEmbeddings'
+    if concatenates:
+        options.arguments('meta_testing_method')
+    if scheme in ('half', 'predefined'):
+        without_folds(options, settings)
+        return
+    if variants is not None:
+        settings.setdefault('n_folds', variants)
+        notes.append('num_variants_per_split_scheme is the number of folds')
+    n_folds = settings.get('n_training_folds', settings.get('n_folds', 4))
+    notes.append(f'a command trains one fold: repeat it with --fold 0 to {n_folds - 1} and --group NAME_fold0 ..., '
+                 'and evaluate the runs by Evaluate_Ensemble.py')
+    if concatenates:
+        notes.append('Evaluate_Ensemble.py gives both the mean over folds and the concatenated embeddings')
+
+
+def split_scheme(options):
+    """The --split_scheme; class_folds where the experiment's has no counterpart."""
+    manager = options.class_of('class of the splits')                                # of 2021
+    scheme = options.look('special_split_scheme_name', TEXT)
+    schemes = options.group('split')                                                 # of 2019
+    if manager in ('MLRCSplitManager', 'ClassDisjointSplitManager'):
+        options.take('class of the splits', TEXT)
     if manager == 'MLRCSplitManager':
-        settings['split_scheme'] = 'mlrc'
-        replace(left, 'split_manager', arguments)
-    elif scheme in SCHEMES:
-        settings['split_scheme'] = SCHEMES[scheme]
-        left.pop('special_split_scheme_name', None)
-    if settings.get('split_scheme') in ('half', 'predefined'):
-        settings.pop('n_folds', None)
-        settings.pop('n_training_folds', None)
-    else:
-        settings['splits_to_eval'] = ['val']
-        n_folds = settings.get('n_training_folds', settings.get('n_folds', 4))
-        notes.append(f'a command trains one fold: repeat it with --fold 0 to {n_folds - 1} and --group NAME_fold0 ..., '
-                     'and evaluate the runs by Evaluate_Ensemble.py')
-        if left.pop('meta_testing_method', None):
-            notes.append('Evaluate_Ensemble.py gives both the mean over folds and the concatenated embeddings')
+        return 'mlrc'
+    if scheme is None and schemes.values.get('schemes') in [[name] for name in SCHEMES]:
+        scheme, = schemes.take('schemes', TEXTS)
+    if scheme in SCHEMES:
+        options.take('special_split_scheme_name', TEXT)
+    return SCHEMES.get(scheme, 'class_folds')
 
 
-def network(left, settings, notes):
-    models = dict(left.get('models') or {})
-    trunk, arguments = only_one(models.get('trunk'))
-    if trunk and arguments.get('pretrained') in ('imagenet', True, None, False):
-        settings['arch'] = ((trunk if trunk in TRUNKS else f'pretrainedmodels:{trunk}')
-                            + '_frozen' * bool(left.pop('freeze_batchnorm', False)) + '_normalize')
-        if 'pretrained' in arguments and not arguments.pop('pretrained'):
-            settings['not_pretrained'] = True
-        replace(models, 'trunk', arguments)
-    kind, arguments = only_one(models.get('embedder'))
-    if kind == 'MLP' and arguments.get('layer_sizes'):
-        *hidden, settings['embed_dim'] = arguments.pop('layer_sizes')
-        settings |= {'embed_layers': hidden} if hidden else {}
-        replace(models, 'embedder', arguments)
-    replace(left, 'models', models)
+def without_folds(options, settings):
+    for flag in ('n_folds', 'n_training_folds'):
+        settings.pop(flag, None)
+    if 'patience' in settings:                                                       # it would stop by the test split
+        options.values['patience'] = settings.pop('patience')
+    evaluated = ['test' if name == 'val' else name for name in settings.get('splits_to_eval', ())]
+    settings['splits_to_eval'] = [*dict.fromkeys(evaluated)]
 
 
-def losses_and_miners(left, settings, notes):
-    """The metric loss and the miner of tuples, as classes of pytorch-metric-learning; and the sampler."""
-    losses, miners = dict(left.get('loss_funcs') or {}), dict(left.get('mining_funcs') or {})
-    name, arguments = only_one(losses.get('metric_loss'))
-    if name:
-        for option in sorted(OBSOLETE.get(name, set()) & arguments.keys()):
-            notes.append(f'{option} of {name} is dropped, as the supplement of the paper says')
-            del arguments[option]
-        settings['loss'] = f'pml:{name}'
-        settings |= {'loss_pml_args': [arguments]} if arguments else {}
-        del losses['metric_loss']
-        settings['batch_mining'] = 'none'
-    if len(miners) == 1:
-        name, arguments = only_one(next(iter(miners.values())))
-        settings['batch_mining'] = f'pml:{name}'
-        settings |= {'miner_pml_args': [arguments]} if arguments else {}
-        miners = {}
-    replace(left, 'loss_funcs', losses)
-    replace(left, 'mining_funcs', miners)
-    name, arguments = only_one(left.get('sampler'))
-    if name == 'MPerClassSampler' and 'm' in arguments:
-        settings |= {'data_sampler': 'class_random', 'samples_per_class': arguments.pop('m')}
-        arguments.pop('length_before_new_iter', None)                           # iterations_per_epoch says it here
-        replace(left, 'sampler', arguments)
+def network(options, settings, notes):
+    models = options.group('models')
+    set_trunk(options, models, settings)
+    if models.class_of('embedder') != 'MLP':
+        if models.class_of('embedder') is None:
+            models.absent.append('models.embedder')
+        return
+    arguments = models.arguments('embedder')
+    *hidden, dim = arguments.look('layer_sizes', WHOLES) or [None]
+    if dim is None:
+        arguments.absent.append('models.embedder.MLP.layer_sizes')
+        return
+    arguments.take('layer_sizes', WHOLES)
+    settings['embed_dim'] = dim
+    if hidden:
+        settings['embed_layers'] = hidden
+        notes.append('with hidden layers, powerful-benchmarker has its ReLU before the first layers of the MLP, and '
+                     '--embed_layers between the layers')
 
 
-def optimizers(left, settings, notes):
-    """An optimizer each for the backbone, the embedding layer and the parameters of the loss."""
-    given = dict(left.get('optimizers') or {})
-    flags = {'trunk_optimizer': ('optim', 'lr', 'decay'),
-             'embedder_optimizer': ('embed_optim', 'fc_lr', 'decay'),
-             'metric_loss_optimizer': ('loss_optim', 'loss_pml_lr', 'loss_decay')}
-    for part, (kind, lr, decay) in flags.items():
-        name, arguments = only_one(given.get(part))
-        if (name or '').lower() not in optimization.OPTIMIZERS:
+def names_in(library):
+    return architectures.PREFIXES[library].names()
+
+
+def set_trunk(options, models, settings):
+    """The backbone. Its library is told by its pretrained weights: imagenet in one, true in the other."""
+    trunk = models.class_of('trunk')
+    if trunk is None:
+        models.absent.append('models.trunk')
+        return
+    given = models.look('trunk', CLASS)
+    given = given[trunk] if isinstance(given, dict) else None
+    pretrained = (given or {}).get('pretrained', 'imagenet' if trunk in names_in('pretrainedmodels') else False)
+    library = 'torchvision'
+    if pretrained == 'imagenet' or trunk not in names_in(library):
+        library = 'pretrainedmodels'
+    if trunk not in (*TRUNKS, *names_in(library)):
+        return
+    arguments = models.arguments('trunk')
+    arguments.take('pretrained', TEXT if pretrained == 'imagenet' else SWITCH)
+    arch = trunk if trunk in TRUNKS else f'{library}:{trunk}'
+    settings['arch'] = arch + '_frozen' * options.take('freeze_batchnorm', SWITCH, False)
+    if not pretrained:
+        settings['not_pretrained'] = True
+    if trunk in ('googlenet', 'inception_v3'):
+        arguments.take('aux_logits', SWITCH)                                   # they are classifiers, of no influence
+        if not arguments.take('transform_input', SWITCH, bool(pretrained)):
+            settings |= IMAGENET                                               # the images are normalised for others
+
+
+def optimizers(options, settings, notes):
+    """The optimizers of backbone, embedding layer and parameters of the loss; what has none is not trained."""
+    given = options.group('optimizers')
+    losses = settings.get('loss', '').split('+')
+    flags = {'trunk_optimizer': ('optim', 'lr', 'decay'), 'embedder_optimizer': ('embed_optim', 'fc_lr', 'decay')}
+    if any(loss.startswith('pml:') for loss in losses):
+        flags['metric_loss_optimizer'] = ('loss_optim', 'loss_pml_lr', 'loss_decay')
+    if 'linear_classifier' in losses:
+        flags['classifier_optimizer'] = ('loss_optim', 'loss_linear_classifier_lr', 'loss_decay')
+    if settings.get('daml'):
+        flags['generator_optimizer'] = ('loss_optim', 'daml_lr', 'loss_decay')
+    for part, (kind, rate, decay) in flags.items():
+        if part not in given:
+            settings[rate] = 0
             continue
-        settings[kind] = name.lower()
-        options = {'lr': lr, 'weight_decay': decay}
-        options |= {'momentum': 'momentum'} if settings[kind] in ('sgd', 'rmsprop') else {}
-        options |= {'eps': 'adam_eps'} if settings[kind] in ('adam', 'adamw') else {}
-        defaults = optimization.OPTIMIZERS[settings[kind]]([torch.zeros(1, 1)]).defaults | {'lr': None}
-        for option, flag in options.items():
-            value = arguments.get(option, parameters.as_list(defaults.get(option)))
-            if settings.get(flag, value) == value:                              # one decay for backbone and embedding
-                arguments.pop(option, None)
-                settings |= {flag: value} if value is not None else {}
-            elif option in ('momentum', 'eps'):                                 # another one than the part before it
-                arguments[option] = value
-        own = {option: arguments.pop(option) for option in [*arguments] if option not in ('lr', 'weight_decay')}
-        settings |= {f'{kind}_args': [own]} if own else {}
-        replace(given, part, arguments)
-    replace(left, 'optimizers', given)
+        name = given.class_of(part).lower()
+        if name not in optimization.OPTIMIZERS or settings.get(kind, name) != name:
+            continue
+        settings[kind] = name
+        one_optimizer(given.arguments(part), settings, kind, rate, decay)
 
 
-def images(left, settings, notes):
-    """The crops of the paper: the augmentation mlrc."""
-    transforms = {name: with_arguments(value) for name, value in (left.get('transforms') or {}).items()}
-    train, evaluated = transforms.get('train'), transforms.get('eval', CENTRE)
-    if train in (CROP, {**CROP, 'RandomHorizontalFlip': {}}) and evaluated == CENTRE:
-        settings['augmentation'] = 'mlrc'
-        del left['transforms']
+def one_optimizer(arguments, settings, kind, rate, decay):
+    """The arguments of the optimizer in the flag `kind`; rate, decay: the flags of its learning rate and decay."""
+    name = settings[kind]
+    options = {'lr': rate, 'weight_decay': decay}
+    options |= {'momentum': 'momentum'} if name in ('sgd', 'rmsprop') else {}
+    options |= {'eps': 'adam_eps'} if name in ('adam', 'adamw') else {}
+    own, defaults = {}, optimization.OPTIMIZERS[name]([torch.zeros(1, 1)]).defaults
+    for option, flag in options.items():
+        value = arguments.look(option, NUMBER)
+        value = parameters.as_list(defaults.get(option)) if value is None else value
+        if settings.get(flag, value) == value:                               # one decay for backbone and embedding
+            settings |= {flag: value} if value is not None else {}
+        elif option in ('momentum', 'eps'):                                  # another one than the part before it
+            own[option] = value
+        else:
+            continue
+        arguments.take(option, NUMBER)
+    for option in [name for name in arguments.values if name not in options]:
+        default = defaults.get(option)
+        expected = {bool: SWITCH, int: NUMBER, float: NUMBER}.get(type(default), ANY)
+        own[option] = arguments.take(option, expected)
+    settings |= {f'{kind}_args': [own]} if own else {}
 
 
-def evaluation(left, settings, notes):
-    metric, reference = left.get('eval_metric_for_best_epoch'), left.get('eval_reference_set')
-    if metric in METRICS:
-        settings['storage_metrics'] = [METRICS[metric]]
-        del left['eval_metric_for_best_epoch']
+def evaluation(options, settings, notes):
+    for name in ('eval_metric_for_best_epoch', 'eval_primary_metric'):
+        metric = options.look(name, TEXT)
+        if metric in METRICS:
+            settings['storage_metrics'] = [METRICS[options.take(name, TEXT)]]
+    reference = options.look('eval_reference_set', TEXT)
     if reference in REFERENCES:
-        settings['eval_reference'] = REFERENCES[reference]
-        del left['eval_reference_set']
-
-
-def with_arguments(value):
-    """A class by its name, or {name: arguments}, as {name: arguments}; another value unchanged."""
-    if isinstance(value, str):
-        return {value: {}}
-    if not isinstance(value, dict):
-        return value
-    return {name: {} if arguments is None else arguments for name, arguments in value.items()}
-
-
-def only_one(value):
-    """(name, a copy of its arguments) of a class, 'NAME' or {NAME: arguments}; (None, {}) for anything else."""
-    value = with_arguments(value)
-    if not isinstance(value, dict) or len(value) != 1:
-        return None, {}
-    (name, arguments), = value.items()
-    return name, dict(arguments) if isinstance(arguments, dict) else {}
-
-
-def replace(options, name, rest):
-    """Leaves of an option only the `rest` that has no counterpart."""
-    options.pop(name, None)
-    if rest:
-        options[name] = rest
+        settings['eval_reference'] = REFERENCES[options.take('eval_reference_set', TEXT)]
+    if options.class_of('eval_accuracy_calculator') == 'AccuracyCalculator':
+        options.arguments('eval_accuracy_calculator')
+    tester = options.class_of('testing_method')
+    if tester in TESTERS:
+        options.arguments('testing_method')
+        if TESTERS[tester]:
+            settings['eval_level'] = [TESTERS[tester]]

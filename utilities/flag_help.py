@@ -56,6 +56,7 @@ class Facts:
     machine:   it belongs to the machine; results do not depend on it, and --resume may change it.
     mode:      it selects what this process does; it is not among the settings of a run.
     common:    most runs set it.
+    embedding: the embedding of an image depends on it, beside the weights; an index and an exported network record it.
     file:      it names a file that the run reads: its checksum is recorded, and --resume refuses a changed file.
     obsolete:  accepted for old scripts, always without effect.
     names:     the registry whose names are its values.
@@ -71,6 +72,7 @@ class Facts:
     machine: bool = False
     mode: bool = False
     common: bool = False
+    embedding: bool = False
     file: bool = False
     obsolete: bool = False
     names: Iterable | None = None

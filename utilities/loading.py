@@ -9,6 +9,7 @@ import torch
 
 from utilities import exchange, processes, stopping
 from utilities.errors import WorkerLost
+from utilities.kept_features import Batch
 from utilities.machine import n_cores
 from utilities.randomness import derive
 
@@ -75,8 +76,8 @@ class Collate:
 
 
 @dataclass
-class KeptFeatures:
-    """The batches of an ImageSet whose features are kept: (features [B, F], labels [B], indices [B]) for each."""
+class Unloaded:
+    """The batches of an ImageSet whose features are all kept: (Batch, labels [B], indices [B]) for each."""
     images: torch.utils.data.Dataset
     batches: list
 
@@ -86,15 +87,15 @@ class KeptFeatures:
     def __iter__(self):
         for batch in self.batches:
             indices = torch.tensor([*batch])
-            yield self.images.features[indices], torch.from_numpy(self.images.labels)[indices], indices
+            yield Batch(self.images, indices), torch.from_numpy(self.images.labels)[indices], indices
 
 
 def network_input(images, device):
-    """
-    Images [B, 3, H, W] as a loader gives them -> the network's input: float32 RGB in [0, 1], on `device`. Kept
-    features [B, F] stay as they are.
-    """
-    images = images.to(device, non_blocking=True)
+    """Images [B, 3, H, W] as a loader gives them -> the network's input: float32 RGB in [0, 1], on `device`."""
+    if isinstance(images, Batch):
+        images = images.loaded()
+    if images.device != device:                              # torch.export would write down a device that is named here
+        images = images.to(device, non_blocking=True)
     if images.dtype != torch.uint8:
         return images
     layout = torch.channels_last if images.device.type == 'cpu' else torch.contiguous_format  # the network's layout
@@ -131,13 +132,14 @@ class TrainingLoader:
         """
         Samples the epoch's batches; returns the loader, which yields (images [B, 3, H, W], labels [B], indices [B]) for
         each batch. Where several processes share a batch, the images are this process's part only, or the batch's first
-        image if the part is empty. If the features of the data set are kept, they replace the images.
+        image if the part is empty. If the features of the data set are kept, a Batch takes the place of the images.
         """
         self.n_epochs += 1
         sampled = processes.run_on_rank_zero(self.sampled, epoch)
         self.whole = [[(index, seed) for index, seed in batch] for batch in sampled]
-        if getattr(self.dataset, 'features', None) is not None:
-            return KeptFeatures(self.dataset, [[index for index, _ in batch] for batch in self.whole])
+        kept = getattr(self.dataset, 'kept', None)
+        if kept and kept.suffice(self.dataset, kept.networks[0]):
+            return Unloaded(self.dataset, [[index for index, _ in batch] for batch in self.whole])
         if processes.count() == 1:
             self.batches[:] = self.whole
             return self.loader
@@ -186,9 +188,12 @@ def evaluation_batches(opt, dataset):
     return [batches[len(batches) * i // n:len(batches) * (i + 1) // n] for i in range(n)]
 
 
-def evaluation_loader(opt, dataset, batches):
-    """Loads the `batches` of evaluation_batches that one process embeds, each image once, or its kept features."""
-    if dataset.features is not None:
-        return KeptFeatures(dataset, batches)
+def evaluation_loader(opt, dataset, batches, network=None):
+    """
+    Loads the `batches` of evaluation_batches that one process embeds, each image once: (images [B, 3, H, W], labels
+    [B], indices [B]) for each. Where features of `network` are kept, a Batch takes the place of the images.
+    """
+    if dataset.kept and dataset.kept.suffice(dataset, network):
+        return Unloaded(dataset, batches)
     return Loader(dataset, batch_sampler=batches, num_workers=workers(opt), pin_memory=opt.device.type == 'cuda',
                   generator=torch.Generator())

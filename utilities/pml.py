@@ -47,20 +47,33 @@ def require_library(what):
     return version
 
 
+def classes(kind, what):
+    """
+    {name: class} of pytorch_metric_learning.<kind>. Raises UserError if the library is missing or does not fit. what:
+    what needs it.
+    """
+    require_library(what)
+    module = importlib.import_module(f'pytorch_metric_learning.{kind}')
+    return {key: value for key, value in vars(module).items() if inspect.isclass(value) and 'Base' not in key}
+
+
 def find(kind, name, flag):
     """
     The class pytorch_metric_learning.<kind>.<name>. Raises UserError if the library is not installed, if it has no such
     class, or if runs with it could not be resumed.
     """
-    version = require_library(f'{flag} {PREFIX}{name}')
-    module = importlib.import_module(f'pytorch_metric_learning.{kind}')
-    classes = {key: value for key, value in vars(module).items() if inspect.isclass(value) and 'Base' not in key}
-    if name not in classes:
-        raise UserError(f'{flag} {PREFIX}{name}: {PACKAGE} {version} has no such class in '
-                        f'{kind}; choose from {", ".join(sorted(classes))}')
+    found = classes(kind, f'{flag} {PREFIX}{name}')
+    if name not in found:
+        raise UserError(f'{flag} {PREFIX}{name}: {PACKAGE} {importlib.metadata.version(PACKAGE)} has no such class in '
+                        f'{kind}; choose from {", ".join(sorted(found))}')
     if name in STATEFUL:
         raise UserError(f'{flag} {PREFIX}{name} does not work here: it keeps {STATEFUL[name]}')
-    return classes[name]
+    return found[name]
+
+
+def accepted(found):
+    """The names of the arguments of a class of the library, with those of the classes that it is derived from."""
+    return {parameter for base in found.__mro__ for parameter in inspect.signature(base.__init__).parameters}
 
 
 def build(kind, name, given, flag, known=None):
@@ -71,9 +84,7 @@ def build(kind, name, given, flag, known=None):
     Raises UserError if the library is not installed or does not accept the name or the arguments.
     """
     found = find(kind, name, flag)
-    accepted = {parameter for base in found.__mro__
-                for parameter in inspect.signature(base.__init__).parameters}
-    filled = {key: value for key, value in (known or {}).items() if key in accepted}
+    filled = {key: value for key, value in (known or {}).items() if key in accepted(found)}
     try:
         return found(**filled | {key: helper(value, flag) for key, value in given.items()})
     except UserError:

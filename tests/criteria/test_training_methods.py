@@ -91,6 +91,21 @@ def test_a_cascade_is_the_sum_of_the_losses_of_what_each_level_leaves_to_the_nex
     assert found == sum(criterion.log[f'level_{number}_loss'] for number in (1, 2, 3))
 
 
+@pytest.mark.parametrize('loss, miner', [('MultiSimilarityLoss', 'MultiSimilarityMiner'),
+                                         ('TripletMarginLoss', 'TripletMarginMiner')])
+def test_a_cascade_of_a_loss_of_the_library_is_its_sum_over_the_levels(loss, miner, opt):
+    losses = pytest.importorskip('pytorch_metric_learning.losses')
+    miners = pytest.importorskip('pytorch_metric_learning.miners')
+    batch, labels = batch_of(12)
+    levels = batch.split(4, dim=1)
+    mined = getattr(miners, miner)()(levels[0], labels)
+    expected = sum(getattr(losses, loss)()(level, labels, mined) for level in levels)
+    flags = CASCADE | {'cascade_fractions': [1, 1], 'loss': f'pml:{loss}'}
+    assert_equal(select(opt(**flags, batch_mining=f'pml:{miner}'))(batch=batch, labels=labels), expected, [batch])
+    flags |= {'loss': f'triplet+pml:{loss}', 'batch_mining': 'all+none'}
+    assert [type(part).__name__ for part in select(opt(**flags)).criteria] == ['Cascade', 'Criterion']
+
+
 def test_pairs_that_are_symmetric_and_ties_keep_their_number():
     """Of duplicates, all distances are equal; the number of pairs is the smallest that is not below the fraction."""
     labels = torch.tensor([0, 0, 1, 1])
@@ -259,7 +274,7 @@ def test_half_precision_is_upcast(opt):
     ({'loss': 'npair+angular', 'batch_mining': 'npair'}, 'does not work with --loss npair.angular'),
     ({'loss': 's2sd', 'loss_s2sd_source': 'margin'}, 'does not work with --loss s2sd'),
     ({'loss': 'triplet', 'batch_mining': 'none'}, '--loss triplet needs a miner'),
-    ({'loss': 'pml:TripletMarginLoss'}, 'does not work with --loss pml:TripletMarginLoss'),
+    ({'loss': 'pml:TripletMarginLoss', 'batch_mining': 'none'}, 'does not work with --loss pml:TripletMarginLoss'),
 ])
 @pytest.mark.parametrize('method', [CASCADE, DAML])
 def test_losses_without_triplets_are_refused(method, flags, sentence, opt):

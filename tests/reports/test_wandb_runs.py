@@ -27,15 +27,15 @@ class FakeProject:
             yield types.SimpleNamespace(**run, lastHistoryStep=len(run['history']), scan_history=scan_history)
 
 
-def public_run(seed, state='finished', n_epochs=150):
+def public_run(seed, state='finished', n_epochs=150, dataset='cub200', group='CUB_Margin'):
     random = np.random.default_rng(seed)
     history = [{'_step': epoch, '_timestamp': 1.0, 'Test: discriminative_e_recall: e_recall@1': random.uniform(),
                 'Test: discriminative_nmi: nmi': 'NaN' if epoch == 3 else random.uniform(),
                 'Train: discriminative_rho_spectrum: rho_spectrum@1': random.uniform(),
                 'Test: discriminative_rho_spectrum: rho_spectrum@0': {'_type': 'histogram'}}
                for epoch in range(n_epochs)]
-    return {'id': f'id{seed}', 'name': f'CUB_Margin_s{seed}', 'group': 'CUB_Margin', 'state': state,
-            'config': {'dataset': 'cub200', 'seed': seed, 'n_epochs': 150, '_wandb': {}}, 'history': history}
+    return {'id': f'id{seed}', 'name': f'{group}_s{seed}', 'group': group, 'state': state,
+            'config': {'dataset': dataset, 'seed': seed, 'n_epochs': 150, '_wandb': {}}, 'history': history}
 
 
 def test_a_project_at_wandb_with_the_public_key_names(evaluate, tmp_path, monkeypatch):
@@ -65,6 +65,26 @@ def test_a_project_at_wandb_with_the_public_key_names(evaluate, tmp_path, monkey
     assert code == 2 and 'someone/Revisit/id0 (CUB_Margin_s0): its config at W&B has no seed' in error
     project.runs = runs
     assert evaluate('--exclude', 'id0', source=source)[0] == 0
+
+
+def test_the_groups_of_the_public_project_make_one_row_over_its_data_sets(evaluate, tmp_path, monkeypatch):
+    """With and without regularisation, as its runs are named there."""
+    wandb = pytest.importorskip('wandb')
+    data_sets = {'CUB': 'cub200', 'CAR': 'cars196', 'SOP': 'online_products'}
+    runs = [public_run(seed, dataset=dataset, group=f'{prefix}{reg}_Margin_b06_Distance')
+            for reg in ('', 'reg') for prefix, dataset in data_sets.items() for seed in (0, 1)]
+    for number, run in enumerate(runs):
+        run['id'] = f'id{number}'
+        run['history'][-1]['Test: discriminative_e_recall: e_recall@1'] = number / 100
+    monkeypatch.setattr(wandb, 'Api', lambda timeout: types.SimpleNamespace(
+        runs=lambda path, per_page: FakeProject(runs)))
+    source = ['--project', 'confusezius/RevisitDML', '--cache', str(tmp_path / 'cache')]
+    code, out, error = evaluate('--metrics', 'test_e_recall@1', source=source)
+    assert code == 0, error
+    means = [expected([number / 100, (number + 1) / 100], percent=True) for number in range(0, 12, 2)]
+    found = {name: sorted(cell.strip('*') for cell in row[:3]) for name, row in cells(out).items()}
+    assert found == {
+        'Margin b06 Distance': sorted(means[:3]), 'reg Margin b06 Distance': sorted(means[3:])}
 
 
 def test_the_test_set_of_a_run_at_wandb_is_compared(evaluate, tmp_path, monkeypatch):

@@ -1,97 +1,277 @@
 """tuning/powerful_benchmarker.py: an experiment folder of powerful-benchmarker as a command line of main.py."""
+import functools
+import random
 import shlex
 
 import pytest
-import yaml
 
 import main
 import parameters
+from tests.tuning.experiment_folders import CONFIGS, DATES, change, options_of, write
 from tuning import powerful_benchmarker
+from utilities.errors import UserError
 
-OPTIMIZER = {'RMSprop': {'lr': 1e-6, 'weight_decay': 1e-4, 'momentum': 0.9}}
-OPTIONS = {
-    'general': {
-        'training_method': 'MetricLossOnly', 'testing_method': 'GlobalEmbeddingSpaceTester',
-        'meta_testing_method': 'ConcatenateEmbeddings', 'dataset': {'CUB200': {}}, 'num_epochs_train': 1000,
-        'iterations_per_epoch': 100, 'save_interval': 2, 'special_split_scheme_name': None, 'test_size': 0.5,
-        'test_start_idx': 0.5, 'num_training_partitions': 10, 'num_training_sets': 5, 'label_hierarchy_level': 0,
-        'dataloader_num_workers': 4, 'check_untrained_accuracy': True, 'patience': 9},
-    'models': {'models': {'trunk': {'bninception': {'pretrained': 'imagenet'}},
-                          'embedder': {'MLP': {'layer_sizes': [256, 128]}}},
-               'batch_size': 32, 'freeze_batchnorm': True},
-    'loss_and_miners': {
-        'loss_funcs': {'metric_loss': {'ContrastiveLoss': {'pos_margin': 0.2, 'neg_margin': 0.4,
-                                                           'use_similarity': False, 'avg_non_zero_only': True}}},
-        'sampler': {'MPerClassSampler': {'m': 4}},
-        'mining_funcs': {'post_gradient_miner': {'MultiSimilarityMiner': {'epsilon': 0.1}}}},
-    'optimizers': {'optimizers': {'trunk_optimizer': OPTIMIZER, 'embedder_optimizer': OPTIMIZER}},
-    'transforms': {'transforms': {'train': {
-        'Resize': {'size': 256}, 'RandomResizedCrop': {'scale': [0.16, 1], 'ratio': [0.75, 1.33], 'size': 227},
-        'RandomHorizontalFlip': {'p': 0.5}}, 'eval': {'Resize': {'size': 256}, 'CenterCrop': {'size': 227}}}},
-    'eval': {'eval_reference_set': 'compared_to_self', 'eval_normalize_embeddings': True,
-             'eval_use_trunk_output': False, 'eval_metric_for_best_epoch': 'mean_average_r_precision',
-             'eval_pca': None, 'eval_size_of_tsne': 0, 'eval_dataloader_num_workers': 2},
-}
+FIRST, LAST = DATES[0], DATES[4]
+EACH = [(date, config) for config in CONFIGS for date in DATES
+        if not (config == 'old_approach' and date in (FIRST, LAST))]                # they have no option for it
+SQUARE = {'transforms.train.Resize.size', 'transforms.eval.Resize.size'}
+WITHOUT_COUNTERPART = {
+    '224_random_crop': SQUARE, '227_random_crop': SQUARE, '299_random_resize': {'transforms.train.Resize.size'},
+    'unsupervised': {'transforms.train', *(f'transforms.augmentation{n}' for n in (1, 2, 3))}}
 
 
-def write(folder, **more):
-    """The folder of an experiment with OPTIONS, changed by more = {file: options}."""
-    (folder / 'configs').mkdir(parents=True)
-    for name, options in OPTIONS.items():
-        (folder / 'configs' / f'config_{name}.yaml').write_text(yaml.safe_dump(options | more.get(name, {})))
-    return folder
+def translated(folder):
+    """(the namespace of the command line for a folder, {option without a counterpart: its value as text}, printed)"""
+    given = ['--reproduce_results', str(folder)]
+    try:
+        return vars(parameters.parse(powerful_benchmarker.command(given))), {}
+    except UserError as error:
+        first, *lines, last = str(error).splitlines()
+        assert first.endswith('without counterpart in main.py:') and '--reproduce_results_partly' in last, error
+    opt = parameters.parse(powerful_benchmarker.command([*given, '--reproduce_results_partly']))
+    return vars(opt), dict(line.strip().split(': ', 1) for line in lines)
+
+
+def expect(opt, **expected):
+    assert {name: opt[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize('date, config', EACH)
+def test_the_files_of_five_dates_translate_or_name_what_has_no_counterpart(date, config, tmp_path):
+    opt, missing = translated(write(tmp_path, options_of(date, config)))
+    expected = set(WITHOUT_COUNTERPART.get(config, ()))
+    if date == FIRST:
+        assert missing['split.schemes'] == "['medium']"
+        expected.add('split.schemes')
+    if config == 'old_approach' and date == DATES[3]:
+        expected.add('patience')                     # it would stop by the test split, the only one beside training
+    assert {*missing} == expected
+    expect(opt, dataset='cub200', eval_every=2, iterations_per_epoch=100,
+           eval_reference='all' if date == FIRST else 'self',
+           splits_to_eval=['test' if config == 'old_approach' else 'val'],
+           storage_metrics=['map_at_r'])
 
 
 def test_an_experiment_is_a_command_line_of_main(tmp_path, capsys):
-    arguments = powerful_benchmarker.command(['--reproduce_results', str(write(tmp_path / 'experiment'))])
+    files = options_of(DATES[3])
+    files['general'] |= {'num_training_partitions': 10, 'num_training_sets': 5}
+    files['models']['models']['embedder']['MLP']['layer_sizes'] = [256, 128]
+    files['loss_and_miners']['loss_funcs']['metric_loss'] = {'ContrastiveLoss': {
+        'pos_margin': 0.2, 'neg_margin': 0.4, 'use_similarity': False, 'avg_non_zero_only': True}}
+    files['loss_and_miners']['mining_funcs'] = {'post_gradient_miner': {'MultiSimilarityMiner': {'epsilon': 0.1}}}
+    arguments = powerful_benchmarker.command(['--reproduce_results', str(write(tmp_path, files))])
     printed = capsys.readouterr().out
     assert printed.splitlines()[0] == shlex.join(['python', 'main.py', *arguments])
     for option in ('use_similarity', 'avg_non_zero_only'):
         assert f'Note: {option} of ContrastiveLoss is dropped' in printed
+    assert 'Note: with hidden layers' in printed and '--fold 0 to 4' in printed
     opt = vars(parameters.parse(arguments))
-    expected = {
-        'dataset': 'cub200', 'split_scheme': 'class_folds', 'n_folds': 10, 'n_training_folds': 5, 'n_epochs': 1000,
-        'eval_every': 2, 'patience': 9, 'iterations_per_epoch': 100, 'kernels': 4, 'bs': 32, 'samples_per_class': 4,
-        'arch': 'bninception_frozen_normalize', 'embed_dim': 128, 'embed_layers': [256], 'loss': 'pml:ContrastiveLoss',
-        'loss_pml_args': [{'pos_margin': 0.2, 'neg_margin': 0.4}], 'batch_mining': 'pml:MultiSimilarityMiner',
-        'miner_pml_args': [{'epsilon': 0.1}], 'optim': 'rmsprop', 'embed_optim': 'rmsprop', 'lr': 1e-6, 'fc_lr': 1e-6,
-        'decay': 1e-4, 'momentum': 0.9, 'augmentation': 'mlrc', 'storage_metrics': ['map_at_r'],
-        'eval_reference': 'self', 'splits_to_eval': ['val']}
-    assert {name: opt[name] for name in expected} == expected
+    expect(opt, dataset='cub200', split_scheme='class_folds', n_folds=10, n_training_folds=5, test_size=0.5,
+           n_epochs=1000, eval_every=2, patience=9, iterations_per_epoch=100, kernels=2, bs=32, eval_bs=32,
+           samples_per_class=4, arch='bninception_frozen_normalize', embed_dim=128, embed_layers=[256],
+           loss='pml:ContrastiveLoss', loss_pml_args=[{'pos_margin': 0.2, 'neg_margin': 0.4}],
+           batch_mining='pml:MultiSimilarityMiner', miner_pml_args=[{'epsilon': 0.1}], optim='rmsprop',
+           embed_optim='rmsprop', lr=2e-6, fc_lr=2e-6, decay=2e-4, momentum=0.8, augmentation='mlrc', crop_scale=None,
+           crop_ratio=None, input_size=None, eval_size=None, eval_resize=None, scheduler='none',
+           storage_metrics=['map_at_r'], eval_reference='self', eval_normalize=True, splits_to_eval=['val'],
+           eval_features=False, pca=0, not_pretrained=False)
+
+
+def test_similarities_in_a_contrastive_loss_stay_similarities(tmp_path):
+    files = options_of(DATES[1])
+    files['loss_and_miners']['loss_funcs']['metric_loss'] = {'ContrastiveLoss': {'use_similarity': True,
+                                                                                 'pos_margin': 0.9}}
+    opt, _ = translated(write(tmp_path, files))
+    expect(opt, loss_pml_args=[{'distance': {'CosineSimilarity': {}}, 'pos_margin': 0.9}])
+
+
+@pytest.mark.parametrize('date', DATES)
+def test_classification_losses_have_an_optimizer_and_what_has_none_is_not_trained(date, tmp_path):
+    opt, _ = translated(write(tmp_path / 'softmax', options_of(date, 'softmax')))
+    expect(opt, loss='pml:NormalizedSoftmaxLoss', batch_mining='none', samples_per_class=1, loss_optim='rmsprop',
+           loss_pml_lr=0.004, loss_decay=1e-4)
+    opt, _ = translated(write(tmp_path / 'contrastive', options_of(date, 'contrastive')))
+    expect(opt, loss_pml_lr=0, loss_optim=None)
+    files = options_of(date)
+    del files['optimizers']['optimizers']['trunk_optimizer']
+    opt, _ = translated(write(tmp_path / 'frozen', files))
+    assert opt['lr'] == 0 < opt['fc_lr']
+
+
+@pytest.mark.parametrize('date', DATES)
+def test_the_methods_of_training_keep_their_weights_and_optimizers(date, tmp_path, capsys):
+    own = {'loss_optim': 'adam', 'loss_decay': 1e-5}
+    opt, _ = translated(write(tmp_path / 'daml', options_of(date, 'daml')))
+    loss, miner = (('pml:MultiSimilarityLoss', 'pml:MultiSimilarityMiner') if date < '2020-05'
+                   else ('pml:ContrastiveLoss', 'none'))
+    # of the total: synthetic 0.2, generator 0.1, 0.3 and 0.4
+    expect(opt, loss=f'{loss}+triplet', loss_weights=[1, 0.1], batch_mining=f'{miner}+random', daml=True,
+           daml_real_weight=0, daml_weight=2, daml_reg_weight=3, daml_adv_weight=4, daml_layers=[1024], daml_lr=1e-4,
+           daml_margin=0.02, loss_triplet_margin=0.02, loss_triplet_power=1, loss_triplet_active_only=True, **own)
+    assert '--daml is not wholly' in capsys.readouterr().out
+    opt, _ = translated(write(tmp_path / 'cascade', options_of(date, 'cascade')))
+    # Mixed_5d and Mixed_6e are the last modules of the blocks 7 and 12, counted from the stem
+    expect(opt, loss=loss, batch_mining=miner.replace('none', 'all'), cascade=[7, 12], cascade_fractions=[1, 1], bs=80,
+           arch='torchvision:inception_v3_frozen', embed_dim=3 * (512 if date == FIRST else 128), eval_normalize=True)
+    assert ('at each level by its own miner' in capsys.readouterr().out) == (date < '2020-05')
+    opt, _ = translated(write(tmp_path / 'classifier', options_of(date, 'classifier')))
+    expect(opt, loss=f'{loss}+linear_classifier', loss_weights=[0, 1], arch='bninception_frozen', eval_normalize=True,
+           loss_linear_classifier_lr=1e-4, **own)
+
+
+def test_networks_and_crops(tmp_path):
+    opt, _ = translated(write(tmp_path / '1', options_of(DATES[2], 'googlenet')))
+    expect(opt, arch='torchvision:googlenet_normalize', bs=128, embed_dim=512, input_mean=[0.485, 0.456, 0.406])
+    opt, _ = translated(write(tmp_path / '2', options_of(LAST, 'resnet50')))
+    expect(opt, arch='resnet50_normalize', bs=128, not_pretrained=False)
+    opt, _ = translated(write(tmp_path / '3', options_of(LAST, '224_random_crop')))
+    expect(opt, augmentation='red', input_size=224, eval_size=None)
+    opt, _ = translated(write(tmp_path / '4', options_of(LAST, '299_random_resize')))
+    expect(opt, augmentation='mlrc', input_size=299, eval_size=None, eval_resize=337)
+    files = options_of(FIRST)
+    files['transforms']['transforms'] = {'train': {'RandomResizedCrop': {'size': 200, 'scale': '0.5 0.9'}},
+                                         'eval': {'Resize': {'size': 230}, 'CenterCrop': {'size': 210}}}
+    opt, missing = translated(write(tmp_path / '5', files))
+    expect(opt, augmentation='base', input_size=200, crop_scale=[0.5, 0.9], crop_ratio=None, eval_size=210,
+           eval_resize=230)
+    assert missing['transforms.train.RandomHorizontalFlip'] == 'not there'
+    for number, (trunk, arch) in enumerate([('bninception', 'bninception'), ({'xception': {'pretrained': None}},
+                                                                             'pretrainedmodels:xception'),
+                                            ({'resnet18': {'pretrained': True}}, 'torchvision:resnet18')]):
+        files = options_of(DATES[3])
+        files['models']['models']['trunk'] = trunk
+        opt, _ = translated(write(tmp_path / arch, files))
+        expect(opt, arch=f'{arch}_frozen_normalize', not_pretrained=number == 1)
+    files = options_of(DATES[3])
+    files['models']['models']['trunk'] = {'no_such_network': {'pretrained': 'imagenet'}}
+    opt, missing = translated(write(tmp_path / '6', files))
+    assert 'no_such_network' in missing['models.trunk']
+
+
+@pytest.mark.parametrize('date', DATES)
+def test_an_experiment_that_was_resumed_has_its_last_options(date, tmp_path, capsys):
+    adam = {'optimizers': {name: {'Adam': {'lr': 0.01}} for name in ('trunk_optimizer', 'embedder_optimizer')}}
+    folder = write(tmp_path, options_of(date), resumed={
+        '100_30': {'general': {'num_epochs_train': 150}}, '90_30': {'general': {'num_epochs_train': 120},
+                                                                    'optimizers': adam}})
+    opt, _ = translated(folder)
+    expect(opt, n_epochs=150, optim='adam', lr=0.01, fc_lr=0.01, decay=0)
+    assert 'Note: the experiment was resumed with another optimizers at epoch 90 30;' in capsys.readouterr().out
+    (folder / 'configs' / 'resume_training_config_diffs_latest').mkdir()
+    with pytest.raises(UserError, match='resume_training_config_diffs_latest: expected'):
+        powerful_benchmarker.command(['--reproduce_results', str(folder)])
 
 
 def test_what_has_no_counterpart_stops_the_run_unless_it_is_left_out(tmp_path, quick, capsys):
-    folder = write(tmp_path / 'experiment', general={'training_method': 'CascadedEmbeddings', 'a_new_option': 3},
-                   optimizers={'optimizers': {'trunk_optimizer': {'LBFGS': {'lr': 1e-6}}}})
+    files = options_of(DATES[2])
+    files['general'] |= {'training_method': 'CascadedEmbeddings', 'a_new_option': 3}
+    files['optimizers']['optimizers']['trunk_optimizer'] = {'LBFGS': {'lr': 1e-6}}
+    files['loss_and_miners']['loss_funcs']['metric_loss']['MultiSimilarityLoss']['old_argument'] = 2
+    files['loss_and_miners']['mining_funcs']['subset_batch_miner'] = {'MaximumLossMiner': {'output_batch_size': 8}}
+    folder = write(tmp_path / 'experiment', files)
     assert main.main(['--reproduce_results', str(folder)]) == 2
     printed = capsys.readouterr()
     assert printed.out.startswith('python main.py --') and '--reproduce_results_partly' in printed.err
-    for option in ('training_method: CascadedEmbeddings', 'a_new_option: 3', "'trunk_optimizer': {'LBFGS'"):
-        assert option in printed.err
-    plain = ['--loss', 'contrastive', '--n_folds', '2', '--n_training_folds', '2', '--n_epochs', '0', '--embed_layers',
-             '--augmentation', 'none', '--evaluation_metrics', 'map_at_r', '--no_train_metrics',
-             '--optim', 'adam', '--embed_optim', 'adam', '--batch_mining', 'random']
-    assert main.main(['--reproduce_results', str(folder), '--reproduce_results_partly', *quick, *plain]) == 0
+    for option in ('training_method: CascadedEmbeddings', 'a_new_option: 3', 'optimizers.trunk_optimizer: {',
+                   'loss_funcs.metric_loss.MultiSimilarityLoss.old_argument: 2', 'mining_funcs.subset_batch_miner: {'):
+        assert f'  {option}' in printed.err
+    assert main.main(['--reproduce_results', str(folder), '--reproduce_results_partly', *quick, *SMALL]) == 0
     assert 'Left out: a_new_option: 3' in capsys.readouterr().out
+
+
+SMALL = ['--n_epochs', '1', '--iterations_per_epoch', '1', '--bs', '8', '--eval_resize', '18', '--evaluation_metrics',
+         'map_at_r']
+
+
+@pytest.mark.parametrize('date, config', [*((date, 'default') for date in DATES), (DATES[1], 'daml'),
+                                          (DATES[2], 'softmax'), (DATES[2], 'cascade'), (LAST, 'classifier')])
+def test_experiments_train(date, config, tmp_path, quick):
+    """An epoch of one batch, with a small network on small images."""
+    files = options_of(date, config)
+    files['general'].pop('split', None)
+    folder = write(tmp_path / 'experiment', files)
+    network = {'classifier': ['--arch', 'conv4'], 'cascade': ['--cascade', '1', '2', '--embed_dim', '15']}
+    assert main.main(['--reproduce_results', str(folder), *quick, *SMALL, *network.get(config, [])]) == 0
 
 
 def test_optimizers_of_any_kind_keep_their_arguments(tmp_path):
     given = {'trunk_optimizer': {'NAdam': {'lr': 1e-6, 'momentum_decay': 1e-8}},
              'embedder_optimizer': {'AdamW': {'lr': 1e-5, 'weight_decay': 0, 'amsgrad': True, 'betas': [.8, .9]}},
              'metric_loss_optimizer': {'SGD': {'lr': .1, 'nesterov': True, 'momentum': .8}}}
-    folder = write(tmp_path / 'experiment', optimizers={'optimizers': given})
-    opt = vars(parameters.parse(powerful_benchmarker.command(['--reproduce_results', str(folder)])))
-    expected = {'optim': 'nadam', 'optim_args': [{'momentum_decay': 1e-8}], 'lr': 1e-6, 'decay': 0, 'fc_lr': 1e-5,
-                'embed_optim': 'adamw', 'embed_optim_args': [{'amsgrad': True, 'betas': [.8, .9]}],
-                'loss_optim': 'sgd', 'loss_optim_args': [{'nesterov': True}], 'momentum': .8, 'loss_decay': 0}
-    assert {name: opt[name] for name in expected} == expected
+    files = options_of(DATES[1]) | {'optimizers': {'optimizers': given}}
+    opt, _ = translated(write(tmp_path, files))
+    expect(opt, optim='nadam', optim_args=[{'momentum_decay': 1e-8}], lr=1e-6, decay=0, fc_lr=1e-5, embed_optim='adamw',
+           embed_optim_args=[{'amsgrad': True, 'betas': [.8, .9]}], loss_optim='sgd',
+           loss_optim_args=[{'nesterov': True}], momentum=.8, loss_decay=0)
 
 
-@pytest.mark.parametrize('text, sentence', [(None, 'there is no configs/config_'), ('a: [', 'not a YAML file'),
-                                            ('- 1', 'expected options and values')])
-def test_a_folder_that_is_no_experiment_is_refused(text, sentence, tmp_path, capsys):
-    if text:
-        (tmp_path / 'configs').mkdir()
-        (tmp_path / 'configs' / 'config_eval.yaml').write_text(text)
+@pytest.mark.parametrize('given', ['Adam', {'Adam': None}, {'Adam': {}}])
+def test_an_optimizer_without_a_learning_rate_has_the_one_of_torch(given, tmp_path):
+    files = options_of(DATES[1])
+    files['optimizers']['optimizers'] = {'trunk_optimizer': given, 'embedder_optimizer': {'Adadelta': None}}
+    opt, _ = translated(write(tmp_path, files))
+    expect(opt, optim='adam', lr=1e-3, decay=0, adam_eps=1e-8, embed_optim='adadelta', fc_lr=1.0)
+
+
+def places(options, outer=()):
+    """The places of all values in nested options, those that are options themselves too."""
+    for name, value in options.items():
+        yield (*outer, name)
+        if isinstance(value, dict):
+            yield from places(value, (*outer, name))
+
+
+# values by their type, those of which are wrong in the place of another type
+VALUES = {bool: [True], int: [3, -2], float: [0.25], str: ['no_such_name'], list: [[], ['a', 1], [[2]]],
+          dict: [{'no_such_name': {'b': 1}}, {1: 2}]}
+RIGHT = {int: (int, float), float: (int, float), type(None): (int, float)}
+
+
+def wrong_values(value):
+    right = RIGHT.get(type(value), (type(value),))
+    return [wrong for kind, values in VALUES.items() if kind not in right for wrong in values]
+
+
+@pytest.mark.parametrize('date, config', [*((date, 'default') for date in DATES), (DATES[2], 'softmax'),
+                                          (DATES[1], 'daml'), (DATES[0], 'cascade'), (LAST, 'classifier')])
+def test_a_value_of_a_wrong_type_gives_a_sentence(date, config, tmp_path, one_parser):
+    """At each key, in the options of an experiment that has a counterpart; which value is random."""
+    generator, files = random.Random(f'{date} {config}'), options_of(date, config)
+    files = {name: options for name, options in files.items() if name not in ('factories', 'foldernames')}
+    files['general'].pop('split', None)
+    folder = write(tmp_path, files)
+    for file, options in files.items():
+        for place in places(options):
+            value = functools.reduce(dict.__getitem__, place, options)
+            wrong = generator.choice(wrong_values(value))
+            change(options, place, wrong)
+            write(tmp_path, {file: options})
+            change(options, place, value)
+            # the library itself looks at the arguments of its classes, in the first step
+            of_library = place[0] in ('loss_funcs', 'mining_funcs') and len(place) == 4
+            try:
+                parameters.parse(powerful_benchmarker.command(['--reproduce_results', str(folder)]))
+                assert of_library, (place, wrong)
+            except UserError as error:
+                assert str(place[-1]) in str(error) or str(place[-2]) in str(error), (place, wrong, error)
+        write(tmp_path, {file: options})
+
+
+@pytest.fixture
+def one_parser(monkeypatch):
+    """parameters.build() gives the same parser each time, which saves most of the time of a command line."""
+    parser = parameters.build()
+    monkeypatch.setattr(parameters, 'build', lambda: parser)
+
+
+@pytest.mark.parametrize('file, text, sentence', [
+    (None, None, 'there is no configs/config_'), ('eval', 'a: [', 'not a YAML file'),
+    ('eval', '- 1', 'expected options and values'), ('models', '', 'have no option models'),
+    ('models', 'models: 3', 'models: 3: expected a mapping'),
+    ('general', 'num_epochs_train: many', 'num_epochs_train: many: expected a whole number')])
+def test_a_folder_that_is_no_experiment_is_refused(file, text, sentence, tmp_path, capsys):
+    if file:
+        folder = write(tmp_path, options_of(DATES[4]))
+        (folder / 'configs' / f'config_{file}.yaml').write_text(text)
     assert main.main(['--reproduce_results', str(tmp_path)]) == 2
     assert sentence in capsys.readouterr().err

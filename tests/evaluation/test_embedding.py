@@ -1,0 +1,186 @@
+"""evaluation/embedding.py: what is changed there acts wherever a network embeds, and kept features are never stale."""
+import json
+import pickle
+import subprocess
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import evaluation
+import hubconf
+import main
+import parameters
+import parts
+import retrieval
+import Retrieve_Images
+from architectures.embedding_network import EmbeddingNetwork
+from datasets.pipeline import Pipeline
+from evaluation import embedding
+from tests.helpers import after_training, assert_same_end, folder_of, printed_metrics, rows_of
+from tests.shared_batches import build
+from utilities.kept_features import Batch
+from utilities.loading import network_input
+
+FROZEN = ['--freeze', 'backbone', '--arch', 'conv4_frozen_normalize', '--no_train_metrics', 'false',
+          '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'dists@intra']
+WITHOUT_KEPT = ['--keep_features', 'false', '--group', 'again']
+
+
+def of_both(network, images):
+    pairs = network_outputs(network, images), network_outputs(network, images.flip(-1))      # noqa: F821
+    return [(one + other) / 2 for one, other in zip(*pairs, strict=True)]
+
+
+@pytest.fixture
+def mirrored(monkeypatch):
+    """embed_batch() gives the means of an image and its mirror image, as if its source had been edited."""
+    monkeypatch.setattr(embedding.embed_batch, '__code__', of_both.__code__)
+
+
+def by_hand(folder, paths):
+    """The mean embeddings of the images at `paths` and of their mirror images, without the code that is edited."""
+    network, transform = retrieval.load(folder, 'cpu')
+    images = torch.stack([transform(Image.open(path)) for path in paths])
+    with torch.no_grad():
+        return (network.model(images)[0] + network.model(images.flip(-1))[0]) / 2
+
+
+@pytest.mark.parametrize('augmentation', ['none', 'base'])
+def test_an_edit_acts_wherever_a_network_embeds(augmentation, mirrored, quick, run, tmp_path, capsys, monkeypatch):
+    flags = [*quick, *FROZEN, '--augmentation', augmentation, '--n_epochs', '3']
+    assert run(*flags) == 0
+    assert 'are computed once' in capsys.readouterr().out
+    assert run(*flags, *WITHOUT_KEPT) == 0
+    folder = folder_of(tmp_path)
+    assert_same_end(folder, folder_of(tmp_path, 'again_s1'))
+
+    assert after_training(folder, 'embeddings', tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
+    written = np.load(tmp_path / 'out.npz')
+    paths, expected = written['paths'].tolist(), by_hand(folder, written['paths'])
+    torch.testing.assert_close(torch.from_numpy(written['embeddings']), expected, rtol=0, atol=1e-5)
+    metrics = evaluation.compute(['e_recall@1', 'map_at_r', 'dists@intra'], expected, written['labels'])
+    wanted = {f'test_{name}': value for name, value in metrics.items()}
+    row = rows_of(folder)[-1]
+    assert {name: float(row[name]) for name in wanted} == pytest.approx(wanted, abs=1e-5)
+    for evaluate in (lambda: run('--evaluate', folder), lambda: after_training(folder)):
+        capsys.readouterr()
+        assert evaluate() == 0
+        printed = printed_metrics(capsys.readouterr().out)
+        assert {name: float(printed[name]) for name in wanted} == pytest.approx(wanted, abs=1e-4)       # 4 digits
+
+    network, transform = retrieval.load(folder, 'cpu')
+    torch.testing.assert_close(retrieval.embed(network, transform, paths), expected, rtol=0, atol=1e-5)
+    machine = ['--device', 'cpu', '--kernels', '0']
+    assert Retrieve_Images.main(['index', str(folder), *paths[1:], '--out', str(tmp_path / 'index'), *machine]) == 0
+    found = retrieval.Index(tmp_path / 'index')
+    np.testing.assert_allclose(np.asarray(found.embeddings), expected[1:], rtol=0, atol=1e-5)
+    asked = ['query', str(tmp_path / 'index'), paths[0], '--json', str(tmp_path / 'found.json'), *machine]
+    assert Retrieve_Images.main(asked) == 0
+    nearest = json.loads((tmp_path / 'found.json').read_text())[0]['nearest']
+    distances = torch.cdist(expected[:1], expected[1:])[0].sort().values
+    assert [one['distance'] for one in nearest] == pytest.approx(distances[:len(nearest)].tolist(), abs=1e-4)
+
+    monkeypatch.setattr(subprocess, 'run', lambda command, **_: SimpleNamespace(
+        returncode=after_training(*command[2:])))
+    hub = hubconf.network(folder)
+    pixels = (torch.stack([transform(Image.open(path)) for path in paths]) * 255).round().to(torch.uint8)
+    torch.testing.assert_close(hub(pixels), expected, rtol=0, atol=1e-5)
+
+
+def test_an_edit_acts_on_a_teacher(mirrored):
+    _, built, loader = build('--ema 0.5 --distill ema')
+    images, _, _ = next(iter(loader.epoch(1)))
+    expected = (built.teacher(images)[0] + built.teacher(images.flip(-1))[0]) / 2
+    torch.testing.assert_close(built.step.costly(images)['teacher_batch'], expected)
+
+
+@pytest.mark.parametrize('flags', [
+    ['--augmentation', 'none', '--ema', '.5'],
+    ['--augmentation', 'base'],
+    ['--augmentation', 'none', '--eval_every', '4'],
+], ids=' '.join)
+def test_a_backbone_is_unfrozen_for_an_epoch(flags, quick, run, tmp_path, monkeypatch, capsys):
+    """It is trained in the second of four epochs, and frozen again."""
+    start = EmbeddingNetwork.start_epoch
+
+    def start_epoch(network, epoch):
+        network.backbone.requires_grad_(epoch == 2)
+        network.kept = [] if epoch == 2 else ['']
+        start(network, epoch)
+    monkeypatch.setattr(EmbeddingNetwork, 'start_epoch', start_epoch)
+    flags = [*quick, *FROZEN, '--n_epochs', '4', '--lr', '0.1', *flags]
+    assert run(*flags) == 0
+    assert 'are computed once' in capsys.readouterr().out
+    assert run(*flags, *WITHOUT_KEPT) == 0
+    assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'again_s1'))
+
+
+def kept(quick, *flags):
+    """(opt, Parts) of a run that keeps features of all images."""
+    opt = parameters.parse([*quick, *FROZEN, '--augmentation', 'none', *flags])
+    built = parts.build(opt)
+    parts.keep_features(opt, built)
+    return opt, built
+
+
+def test_another_transform_has_features_of_its_own(quick):
+    opt, built = kept(quick)
+    images = built.data.evaluation['test']
+    before = embedding.embed(opt, built.model, images, 'test').embeddings
+    images.transform = Pipeline([*images.transform.transforms, blackened])
+    found = embedding.embed(opt, built.model, images, 'test').embeddings
+    again = embedding.embed(opt, built.model, images, 'test').embeddings
+    images.kept = None
+    assert torch.equal(found, embedding.embed(opt, built.model, images, 'test').embeddings)
+    assert torch.equal(found, again) and not torch.allclose(found, before, atol=1e-3)
+
+
+def blackened(image):
+    pixels = np.array(image)
+    pixels[:8] = 0
+    return Image.fromarray(pixels)
+
+
+def test_a_batch_is_the_tensor_of_its_images_and_of_other_networks_nothing_is_kept(quick):
+    opt, built = kept(quick)
+    train = built.data.train
+    other = parts.build(opt).model
+    with torch.no_grad():
+        other.backbone[0][0].weight.mul_(2)
+    batch = Batch(train, torch.tensor([3, 30, 4]))
+    pixels = torch.stack([train[index][0] for index in (3, 30, 4)])
+    with torch.inference_mode():
+        features = built.model(pixels)[1]
+        assert torch.equal(batch.features(built.model), features) and batch.pixels is None
+        assert [len(part) for part in batch.tensor_split(2)] == [2, 1] and len(batch) == 3
+        assert batch.tensor_split(2)[1].features(built.model).equal(features[2:])
+        torch.testing.assert_close(batch.flip(-1), (pixels.flip(-1) * 255).round().to(torch.uint8))
+        torch.testing.assert_close(network_input(batch, torch.device('cpu')), pixels)
+        assert batch.shape == (3, 3, 16, 16)
+        for network, images in ((other, batch), (built.model, batch.flip(-1))):
+            expected = network(pixels if images is batch else pixels.flip(-1))[1]
+            torch.testing.assert_close(embedding.embed_batch(network, images)[1], expected)
+        assert torch.equal(batch.features(built.model), features)
+    assert train.kept and pickle.loads(pickle.dumps(train)).kept is None          # as for a data worker
+
+
+def test_images_whose_features_are_kept_are_not_read(quick, run, monkeypatch):
+    """36 training and 36 test images, and two batches that are compared; without keeping, in each epoch."""
+    counts, loaded = [], main.parts.datasets.ImageSet.loaded
+    monkeypatch.setattr(main.parts.datasets.ImageSet, 'loaded', lambda images, items: (
+        counts.append(len(items)) or loaded(images, items)))
+    assert run(*quick, *FROZEN, '--augmentation', 'none') == 0
+    assert sum(counts) == 36 + 36 + 2 * 12
+    counts.clear()
+    assert run(*quick, *FROZEN, '--augmentation', 'none', *WITHOUT_KEPT) == 0
+    assert sum(counts) == 3 * (36 + 36) + 2 * 3 * 12
+
+
+def test_the_flags_of_an_embedding_are_declared_with_the_flags():
+    opt = parameters.parse(['--eval_features'])
+    settings = parameters.embedding_settings(opt)
+    assert settings['eval_features'] and settings.keys() == parameters.flags_with('embedding').keys()
+    assert {'arch', 'input_size', 'eval_normalize', 'eval_ema', 'interpolation'} < settings.keys()

@@ -1,0 +1,195 @@
+"""The experiment folders of powerful-benchmarker: their files of options, which are taken out one by one."""
+import re
+
+from utilities import command_line
+from utilities.errors import UserError
+
+RESUMED = 'resume_training_config_diffs_'
+BESIDE = ('config_factories.yaml', 'config_foldernames.yaml')         # they say nothing about the experiment
+REQUIRED = ('dataset', 'num_epochs_train', 'models', 'loss_funcs', 'optimizers', 'transforms')
+# The groups of the API of 2021, a class with arguments each: {group: (the option for the class, {argument: option}),
+# with the names of earlier versions}
+GROUPS = {
+    'trainer': ('training_method', {
+        'freeze_trunk_batchnorm': 'freeze_batchnorm',
+        **{name: name for name in ('batch_size', 'dataloader_num_workers', 'iterations_per_epoch', 'loss_weights',
+                                   'label_hierarchy_level', 'set_min_label_to_zero', 'g_alone_epochs',
+                                   'metric_alone_epochs', 'g_triplets_per_anchor')}}),
+    'tester': ('testing_method', {
+        'label_hierarchy_level': 'label_hierarchy_level of the tester',
+        **{name: f'eval_{name}' for name in ('accuracy_calculator', 'batch_size', 'dataloader_num_workers', 'pca',
+                                             'normalize_embeddings', 'reference_set', 'use_trunk_output',
+                                             'visualizer')}}),
+    'split_manager': ('class of the splits', {
+        name: name for name in ('num_training_partitions', 'num_training_sets', 'test_size', 'test_start_idx',
+                                'hierarchy_level', 'data_and_label_getter_keys')}),
+    'hook_container': ('class of the hooks', {
+        'primary_metric': 'eval_primary_metric', 'save_models': 'save_models',
+        'validation_split_name': 'validation_split_name'}),
+    'aggregator': ('class of the aggregator', {'split_to_aggregate': 'split_to_aggregate'}),
+    'ensemble': ('meta_testing_method', {'normalize_embeddings': 'ensemble: normalize_embeddings',
+                                         'use_trunk_output': 'ensemble: use_trunk_output'}),
+}
+
+
+def is_number(value):
+    """Whether a value is a number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) <= command_line.LARGEST
+
+
+def numbers_in(value):
+    """A number, a list of numbers or a text of numbers such as '0.16 1' as a list; None for anything else."""
+    values = value.split() if isinstance(value, str) else value if isinstance(value, list) else [value]
+    try:
+        values = [float(part) if isinstance(part, str) else part for part in values]
+    except ValueError:
+        return None
+    return values if values and all(map(is_number, values)) else None
+
+
+NUMBER, WHOLE, SWITCH, TEXT = 'a number', 'a whole number', 'true or false', 'a text'
+NUMBERS, WHOLES, TEXTS = 'numbers, as a list or as a text such as 0.16 1', 'a list of whole numbers', 'a list of texts'
+MAPPING, CLASS = 'a mapping of names to values', 'the name of a class, with or without a mapping of its arguments'
+ANY = 'any value'
+KINDS = {
+    ANY: lambda value: True,
+    NUMBER: is_number,
+    WHOLE: lambda value: is_number(value) and isinstance(value, int),
+    SWITCH: lambda value: isinstance(value, bool),
+    TEXT: lambda value: isinstance(value, str),
+    NUMBERS: lambda value: numbers_in(value) is not None,
+    WHOLES: lambda value: isinstance(value, list) and all(map(KINDS[WHOLE], value)),
+    TEXTS: lambda value: isinstance(value, list) and all(map(KINDS[TEXT], value)),
+    MAPPING: lambda value: isinstance(value, dict),
+    CLASS: lambda value: isinstance(value, str) or isinstance(value, dict) and len(value) == 1 and all(
+        isinstance(name, str) and isinstance(given, dict | None) for name, given in value.items()),
+}
+
+
+class Options:
+    """
+    Options by name. They are taken out one by one; what is left over has no counterpart.
+
+    values: {name: value}. place: the name in the files of the option that they belong to, '' for those of the folder.
+    """
+
+    def __init__(self, values, place=''):
+        self.values, self.groups, self.absent = dict(values), {}, []
+        self.places = {name: f'{place}.{name}' if place else str(name) for name in values}
+
+    def __contains__(self, name):
+        return self.values.get(name) is not None or name in self.groups and name in self.places
+
+    def look(self, name, kind):
+        """An option's value, which stays; None where there is none. Raises UserError for another kind of value."""
+        value = self.values.get(name)
+        if value is not None and not KINDS[kind](value):
+            raise UserError(f'--reproduce_results: {self.places[name]}: {command_line.shortened(str(value))}: expected '
+                            f'{kind}')
+        return value
+
+    def take(self, name, kind, default=None):
+        """As look(), and takes the option out. default: the value where there is none."""
+        value = self.look(name, kind)
+        self.values.pop(name, None)
+        return default if value is None else value
+
+    def group(self, name):
+        """The Options in an option that is a mapping; empty where there is none."""
+        if name not in self.groups:
+            value = self.take(name, MAPPING, {})
+            self.groups[name] = Options(value, self.places.get(name, name))
+        return self.groups[name]
+
+    def class_of(self, name):
+        """The name of the class that an option gives as NAME or {NAME: arguments}; None where there is none."""
+        value = self.look(name, CLASS)
+        return next(iter(value)) if isinstance(value, dict) else value
+
+    def arguments(self, name):
+        """The Options that are the arguments of the class of an option, which is taken out."""
+        if name not in self.groups:
+            kind, value = self.class_of(name), self.take(name, CLASS)
+            given = value[kind] if isinstance(value, dict) else None
+            self.groups[name] = Options(given or {}, f'{self.places[name]}.{kind}')
+        return self.groups[name]
+
+    def rest(self):
+        """{name: value} of all that are left here, which are taken out."""
+        values, self.values = self.values, {}
+        return values
+
+    def put(self, name, value, place):
+        """Adds an option that has another name in the files, `place`."""
+        self.values[name], self.places[name] = value, place
+
+    def left_over(self):
+        """{name in the files: value} of what was not taken out here and in the groups, and of what is absent."""
+        left = {self.places[name]: value for name, value in self.values.items()}
+        for group in self.groups.values():
+            left |= group.left_over()
+        return left | dict.fromkeys(self.absent, 'not there')
+
+
+def read(folder):
+    """
+    The Options of an experiment, with the names of versions before 2021; and notes on options that were changed when it
+    was resumed. Raises UserError where files or options are missing, or a file cannot be read.
+    """
+    values = options_in(folder / 'configs')
+    if values is None:
+        raise UserError(f'--reproduce_results {folder}: there is no configs/config_*.yaml in this folder; give the '
+                        'folder of an experiment of powerful-benchmarker')
+    notes = []
+    for changes in sorted((folder / 'configs').glob(f'{RESUMED}*'), key=epochs_of):
+        changed = options_in(changes) or {}
+        others = sorted(str(name) for name in changed.keys() - {'num_epochs_train'})
+        if others:
+            notes.append(f'the experiment was resumed with another {", ".join(others)} at epoch '
+                         f'{" ".join(map(str, epochs_of(changes)))}; the command has the last values from the start')
+        values |= changed
+    if missing := [name for name in REQUIRED if name not in values]:
+        raise UserError(f'--reproduce_results {folder}: its configs/config_*.yaml have no option {", ".join(missing)}; '
+                        'give the folder with all files of the experiment')
+    options = Options(values)
+    for group in GROUPS:
+        rename(options, group)
+    return options, notes
+
+
+def epochs_of(changes):
+    """The epochs in the name of a folder of changed options, one for each fold."""
+    epochs = changes.name.removeprefix(RESUMED)
+    if not re.fullmatch(r'\d+(_\d+)*', epochs):
+        raise UserError(f'--reproduce_results: {changes}: expected {RESUMED} and the epochs from which its options '
+                        'hold, such as 50_30_0')
+    return [int(epoch) for epoch in epochs.split('_')]
+
+
+def options_in(folder):
+    """{option: value} of all config_*.yaml in a folder; None where there is none."""
+    files = [file for file in sorted(folder.glob('config_*.yaml')) if file.name not in BESIDE]
+    options = {}
+    for file in files:
+        try:
+            content = command_line.read_yaml(file.read_text(encoding='utf-8'))
+        except (OSError, ValueError) as error:
+            raise UserError(f'--reproduce_results: {file}: not a YAML file of options: {error}') from None
+        if not isinstance(content, dict | None):
+            raise UserError(f'--reproduce_results: {file}: expected options and values')
+        options |= command_line.with_numbers(content or {})
+    return options if files else None
+
+
+def rename(options, group):
+    """Gives the arguments of a group of the API of 2021 the names of options of earlier versions."""
+    option, names = GROUPS[group]
+    if (kind := options.class_of(group)) is None:
+        return
+    place, arguments = options.places[group], options.arguments(group)
+    options.put(option, kind, place)
+    for argument, name in names.items():
+        if argument in arguments.values:
+            options.put(name, arguments.values.pop(argument), arguments.places[argument])
