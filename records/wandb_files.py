@@ -25,18 +25,23 @@ def last_epoch(folder):
 
 
 def read_file(file):
-    """A .wandb file -> (its run record, config, history, exit code or None)."""
+    """A .wandb file -> (its run record, config, history, exit code or None). Raises UserError where it is damaged."""
+    from google.protobuf.message import DecodeError
     run, config, history, code = None, {}, [], None
-    for record in messages(file):
-        kind = record.WhichOneof('record_type')
-        if kind == 'run':
-            run, config = record.run, config | items(record.run.config.update)
-        elif kind == 'config':
-            config |= items(record.config.update)
-        elif kind == 'history':
-            history.append({'_step': record.history.step.num} | items(record.history.item))
-        elif kind == 'exit':
-            code = record.exit.exit_code
+    try:
+        for record in messages(file):
+            kind = record.WhichOneof('record_type')
+            if kind == 'run':
+                run, config = record.run, config | items(record.run.config.update)
+            elif kind == 'config':
+                config |= items(record.config.update)
+            elif kind == 'history':
+                history.append({'_step': record.history.step.num} | items(record.history.item))
+            elif kind == 'exit':
+                code = record.exit.exit_code
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise UserError(f'{file}: damaged ({" ".join(str(error).split())}); copy it again, or leave it out with '
+                        '--exclude') from None
     return run, config, history, code
 
 

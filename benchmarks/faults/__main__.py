@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.faults import files, images, inputs, processes
+from benchmarks.faults import files, foreign, images, inputs, processes
 from benchmarks.faults.runs import Lab, draw, preload
 from utilities.text_tables import aligned
 
@@ -48,6 +48,9 @@ KINDS = {
     'image bombs': (images.bombs, 6, 40),
     'bad requests': (images.bad_requests, 6, 60),
     'damaged networks': (files.damaged_networks, 1, 20),
+    'hostile archives': (foreign.hostile_archives, 30, 300),
+    'swapped indexes': (foreign.swapped_indexes, 5, 30),
+    'damaged exports': (foreign.damaged_exports, 18, 180),
 }
 
 
