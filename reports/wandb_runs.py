@@ -98,8 +98,8 @@ def build_run(name, where, config, rows, state, group):
     hashes = ('test_hash', 'test_images_hash')
     for flag, kind in {'dataset': str, 'group': str, 'seed': int, **dict.fromkeys(hashes, str | None)}.items():
         if not isinstance(flags.get(flag), kind):
-            raise UserError(f'{where} ({name}): its config at W&B has no {flag}, or one of another kind, so it cannot be '
-                            'grouped; leave it out')
+            raise UserError(f'{where} ({name}): its config at W&B has no {flag}, or one of another kind, so it cannot '
+                            'be grouped; leave it out')
     tests = [flags.pop(name, None) for name in hashes]
     merged = bool(flags.pop('merged', None))
     return Run(name, where, flags, rows, state if state == FINISHED else f'{state}: {reached(flags, rows)}', *tests,

@@ -13,6 +13,7 @@ import random
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from tqdm import tqdm
@@ -71,15 +72,15 @@ def main(arguments):
         faults, quick, usual = KINDS[kind]
         n = opt.n or (quick if opt.quick else usual)
         lab.random.seed(f'{opt.seed} {kind}')
-        results = []
+        results, began = [], time.monotonic()
         for problem in tqdm(faults(lab, n), desc=kind, leave=False, disable=None):
             results.append(problem)
             if problem:
                 tqdm.write(f'{kind}: {problem}')
-        counts[kind] = len(results), results.count(None)
-    rows = [[kind, *map(str, pair)] for kind, pair in counts.items()]
-    print(aligned([['kind of fault', 'tried', 'survived'], *rows]))
-    if lost := sum(tried - survived for tried, survived in counts.values()):
+        counts[kind] = len(results), results.count(None), round(time.monotonic() - began)
+    rows = [[kind, *map(str, counted)] for kind, counted in counts.items()]
+    print(aligned([['kind of fault', 'tried', 'survived', 'seconds'], *rows]))
+    if lost := sum(tried - survived for tried, survived, _ in counts.values()):
         print(f'{lost} were not survived; what they left is in {folder}')
         return 1
     shutil.rmtree(folder)

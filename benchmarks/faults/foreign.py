@@ -204,7 +204,8 @@ def damaged_exports(lab, n):
         else:
             file.write_bytes(whole)
             damage(file, how, lab.random)
-        problem = outcome(start(['--runs', exported, '--metrics', 'e_recall@1'], script='Result_Evaluations.py'), {0, 2})
+        child = start(['--runs', exported, '--metrics', 'e_recall@1'], script='Result_Evaluations.py')
+        problem = outcome(child, {0, 2})
         if not problem and how not in ('record', 'value'):
             problem = refusal_or_other_value(lambda: is_beginning(file, expected), True)
         if problem:
