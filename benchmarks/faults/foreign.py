@@ -223,26 +223,31 @@ def is_beginning(file, expected):
 
 def with_other_record(data, generator, how):
     """The bytes of a .wandb file with a few characters of one record or value changed, and the checksum made anew."""
-    from wandb.proto import wandb_internal_pb2
-    places, position = [], wandb_files.HEADER
-    while position + wandb_files.HEADER <= len(data):
-        _, length, kind = struct.unpack_from('<IHB', data, position)
-        start = position + wandb_files.HEADER
-        record = wandb_internal_pb2.Record.FromString(data[start:start + length]) if kind == wandb_files.FULL else None
-        if record and record.WhichOneof('record_type') in ('run', 'config', 'history', 'exit'):
-            places.append((position, record))
-        position = start + length
-    position, record = generator.choice(places)
-    _, length, kind = struct.unpack_from('<IHB', data, position)
-    start = position + wandb_files.HEADER
+    start, record = generator.choice([(place, record) for place, record in records_in(data) if record.WhichOneof(
+        'record_type') in ('run', 'config', 'history', 'exit')])
     values = [*record.run.config.update, *record.config.update, *record.history.item]
     if how == 'value' and values:
         chosen = [value for value in values if value.key in KEYS] or values
-        value = generator.choice(chosen if generator.random() < .5 else values)
-        value.value_json = generator.choice(VALUES)
-        record = record.SerializeToString()
-    else:
-        text = data[start:start + length].decode('latin-1')
-        record = mutated(text, generator).encode('latin-1', 'replace')
-    checksum = zlib.crc32(record, zlib.crc32(bytes([kind])))
-    return data[:position] + struct.pack('<IHB', checksum, len(record), kind) + record + data[start + length:]
+        generator.choice(chosen if generator.random() < .5 else values).value_json = generator.choice(VALUES)
+        return with_content(data, start, record.SerializeToString())
+    text = record.SerializeToString().decode('latin-1')
+    return with_content(data, start, mutated(text, generator).encode('latin-1', 'replace'))
+
+
+def records_in(data):
+    """[(place of its content, record)] of the records in the bytes of a .wandb file of one block."""
+    from wandb.proto import wandb_internal_pb2
+    found, place = [], 2 * wandb_files.HEADER
+    while place <= len(data):
+        _, length, _ = struct.unpack_from('<IHB', data, place - wandb_files.HEADER)
+        found.append((place, wandb_internal_pb2.Record.FromString(data[place:place + length])))
+        place += length + wandb_files.HEADER
+    return found
+
+
+def with_content(data, place, content):
+    """The bytes of a .wandb file with other content of the record at `place`, with its length and checksum."""
+    _, length, kind = struct.unpack_from('<IHB', data, place - wandb_files.HEADER)
+    checksum = zlib.crc32(content, zlib.crc32(bytes([kind])))
+    header = struct.pack('<IHB', checksum, len(content), kind)
+    return data[:place - wandb_files.HEADER] + header + content + data[place + length:]
