@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 import main
-import parameters
+import resuming
 from records import lock, reading, run_folder
 from tests.helpers import ROOT, assert_same_end, folder_of, started, wait_for
 
@@ -80,7 +80,7 @@ def test_a_batch_size_that_the_run_has_chosen_is_no_other_setting(quick, run, tm
 def test_the_second_of_two_that_begin_one_run_at_once_says_so(quick, run, tmp_path, monkeypatch, capsys):
     """The second has looked for the run before the first made its folder."""
     with monkeypatch.context() as patch:
-        patch.setattr(parameters, 'find_run', lambda opt: None)
+        patch.setattr(resuming, 'find_run', lambda opt, recorded: None)
         assert run(*quick, *FEW, '--n_epochs', '1') == 0
         capsys.readouterr()
         assert run(*quick, *FEW, '--n_epochs', '1') == 2

@@ -235,12 +235,13 @@ def with_other_record(data, generator, how):
 
 
 def records_in(data):
-    """[(place of its content, record)] of the records in the bytes of a .wandb file of one block."""
+    """[(place of its content, record)] of the records in the first block of the bytes of a .wandb file."""
     from wandb.proto import wandb_internal_pb2
     found, place = [], 2 * wandb_files.HEADER
-    while place <= len(data):
-        _, length, _ = struct.unpack_from('<IHB', data, place - wandb_files.HEADER)
-        found.append((place, wandb_internal_pb2.Record.FromString(data[place:place + length])))
+    while place <= min(len(data), wandb_files.BLOCK):
+        _, length, kind = struct.unpack_from('<IHB', data, place - wandb_files.HEADER)
+        if kind == wandb_files.FULL:
+            found.append((place, wandb_internal_pb2.Record.FromString(data[place:place + length])))
         place += length + wandb_files.HEADER
     return found
 
