@@ -147,6 +147,7 @@ def explained(needs_less=NEEDS_LESS):
         raise
 
 
+@contextlib.contextmanager
 def named_flags():
     """
     In the block, or the decorated function, a ValueError whose text begins with a flag is a UserError: files that can
