@@ -98,9 +98,7 @@ def test_of_two_processes_that_begin_one_run_one_trains_it(quick, tmp_path):
     both = [started(log, ROOT / 'main.py', *quick, *FEW, '--n_epochs', '3') for log in logs]
     codes = [process.wait(timeout=1200) for process in both]
     said = [log.read_text() for log in logs]
-    assert 0 in codes and sum('Done.' in text for text in said) == 1, said
-    other = next(text for text in said if 'Done.' not in text)          # it came too early, in time, or too late
-    assert any(text in other for text in ('has just begun this run', 'writes to this folder', 'this run is finished'))
+    assert 0 in codes and {*codes} <= {0, 2} and sum('epoch   1  loss' in text for text in said) == 1, said
     assert [path.name for path in folder_of(tmp_path).parent.iterdir()] == ['quick_s1']
 
 

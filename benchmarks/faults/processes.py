@@ -132,8 +132,9 @@ def concurrent(lab, n):
         group = lab.group()
         children = [start([*lab.arguments('plain', group), '--auto_resume']) for _ in range(2)]
         problems = [outcome(child, {0, 2}) for child in children]
-        if sum('Done.' in child.text for child in children) != 1 or lab.place(group).with_name(f'{group}_s1_1').exists():
-            problems.append(f'not one has trained it: {[child.text[-300:] for child in children]}')
+        n_trained = sum('epoch   1  loss' in child.text for child in children)
+        if n_trained != 1 or lab.place(group).with_name(f'{group}_s1_1').exists():
+            problems.append(f'{n_trained} have trained it: {[child.text[-300:] for child in children]}')
         yield next(filter(None, problems), None) or difference(whole, lab.place(group))
 
 
