@@ -9,11 +9,13 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import struct
 import tarfile
 import time
 import zipfile
 import zlib
+from pathlib import Path
 
 from PIL import Image
 
@@ -104,10 +106,11 @@ def snapshot(place, folder):
 
 
 def leaves(path, folder):
-    """Whether something unpacked is no file or folder, leads out of `folder`, or runs with the rights of its owner."""
-    status = path.lstat()
-    is_plain = path.is_file() or path.is_dir()
-    return not path.resolve().is_relative_to(folder.resolve()) or not is_plain or status.st_mode & 0o6000 != 0
+    """Whether something unpacked is a device, leads out of `folder`, or runs with the rights of its owner."""
+    mode = path.lstat().st_mode
+    is_plain = any(kind(mode) for kind in (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK))
+    end = Path(os.path.realpath(path))                       # also of a link that leads nowhere, or to itself
+    return not end.is_relative_to(os.path.realpath(folder)) or not is_plain or mode & 0o6000 != 0
 
 
 def swapped_indexes(lab, n):
