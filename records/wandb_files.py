@@ -68,6 +68,11 @@ def messages(file):
 
 
 def items(pairs):
-    """Protocol buffer items of key and JSON value -> {key: value}; parts of nested values are left out."""
+    """
+    Protocol buffer items of key and JSON value -> {key: value}; parts of nested values are left out. Raises ValueError
+    where the values are not JSON, or no text in UTF-8.
+    """
     keys = [item.key or (item.nested_key[0] if len(item.nested_key) == 1 else None) for item in pairs]
-    return {key: json.loads(item.value_json) for key, item in zip(keys, pairs, strict=True) if key}
+    values = {key: json.loads(item.value_json) for key, item in zip(keys, pairs, strict=True) if key}
+    json.dumps(values, ensure_ascii=False).encode()          # no halves of characters, which nothing can print
+    return values

@@ -159,6 +159,7 @@ def test_a_file_of_wandb_with_other_content_is_a_sentence(quick, run, tmp_path, 
     place, record = next(found for found in records_in(whole) if found[1].WhichOneof('record_type') == 'run')
     names = {item.key: item for item in record.run.config.update}
     for name, text, sentence in (('seed', '{', 'damaged (Expecting'), ('seed', '[' * 10 ** 4, 'damaged ('),
+                                 ('group', '"\\ud800"', 'damaged ('),
                                  ('seed', '"1"', 'has no seed, or one of another kind'),
                                  ('dataset', '{}', 'has no dataset, or one of another kind'),
                                  ('test_hash', '{}', 'has no test_hash, or one of another kind'),
