@@ -78,7 +78,9 @@ def begin(opt, arguments):
         run_folder.require_same_files(folder, {name: files[name] for name in files if name not in compared})
     else:
         chosen = datasampler.chosen_later(opt)
-        folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files)
+        sought = resuming.compared(opt, settings)
+        folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files,
+                                   lambda folder: opt.auto_resume and reading.is_same(folder, *sought))
     lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
     return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(),
                              checkpoint.origin(folder, built.data.description), lowest)
@@ -123,7 +125,7 @@ def note_resumption(opt, state, arguments, data):
 def explained_stop(opt, state):
     """If the run stops early: prints how to continue it, or removes the folder of a run that has not trained."""
     try:
-        with processes.ending_together(), errors.undeclared_flags():
+        with processes.ending_together(), errors.explained(), errors.undeclared_flags():
             yield
     except KeyboardInterrupt:
         if state.folder.exists():                            # else another process has removed it
@@ -138,6 +140,8 @@ def explained_stop(opt, state):
         if reason is None:
             raise
         kept = f'\nThe last checkpoint: {state.last}. To continue: python main.py --resume {state.folder}'
+        if isinstance(error, errors.OutOfMemory):
+            kept += f' --micro_bs {max(1, (opt.micro_bs or opt.bs) // 2)}'
         raise RunFailed(f'{reason}{kept if state.last.exists() else ""}') from None
 
 

@@ -153,10 +153,25 @@ def as_built(optimizer, state):
         if kind_of(saved) != kind_of(own):
             raise ValueError('it is the state of another kind of optimizer')
         for number, parameter in zip(saved['params'], own['params'], strict=True):
-            if not all(fits(value, parameter) for value in state['state'].get(number, {}).values()):
+            of_parameter = state['state'].get(number, {})
+            if of_parameter and of_parameter.keys() != state_keys(optimizer, own, parameter.dim()):
+                raise ValueError('it is the state of another kind of optimizer')
+            if not all(fits(value, parameter) for value in of_parameter.values()):
                 raise ValueError('it is the state of parameters of other shapes')
         groups.append(saved | {name: value for name, value in own.items() if name != 'params'})
     return state | {'param_groups': groups}
+
+
+def state_keys(optimizer, group, n_dims):
+    """The names of what this kind of optimizer keeps of a parameter, found by a step of another one of its kind."""
+    parameter = torch.nn.Parameter(torch.zeros((2,) * n_dims))
+    parameter.grad = torch.zeros_like(parameter)
+    arguments = inspect.signature(type(optimizer)).parameters
+    settings = {name: value for name, value in group.items() if name in arguments and name != 'params'}
+    settings |= {name: False for name in ('fused', 'foreach', 'capturable') if name in settings}
+    other = type(optimizer)([parameter], **settings)
+    other.step()
+    return other.state[parameter].keys()
 
 
 def fits(value, parameter):

@@ -31,6 +31,7 @@ from utilities.command_line import (
     POSITIVE,
     POSITIVE_INT,
     REAL,
+    SIDE,
     Parser,
     new_group,
     number,
@@ -161,9 +162,9 @@ def data_parameters(parser):
         help='probability of filling a random rectangle of a training image with the mean colour; 0 means never')
     add('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear', embedding=True,
         help='interpolation with which images and crops are resized, in training and evaluation')
-    add('--eval_size', type=POSITIVE_INT, embedding=True,
+    add('--eval_size', type=SIDE, embedding=True,
         help='height and width of the images in evaluation, in pixels; by default --input_size')
-    add('--eval_resize', type=POSITIVE_INT, embedding=True,
+    add('--eval_resize', type=SIDE, embedding=True,
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
 
 
@@ -215,7 +216,7 @@ def network_parameters(parser):
         help='number of blocks, from the first on, with prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained',
            help='start from random instead of pretrained weights')
-    add('--input_size', type=POSITIVE_INT, embedding=True,
+    add('--input_size', type=SIDE, embedding=True,
         help='height and width of the input images in pixels; by default as the network expects')
     add('--input_mean', nargs='+', type=REAL, embedding=True,
         help='mean of the input images per channel, for values in [0, 1]; by default as the network expects')

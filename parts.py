@@ -396,11 +396,15 @@ def restore_network(opt, source):
 
 
 def require_possible(opt, source, states):
-    """Raises UserError for an --embed_dim that no weights of a checkpoint can have, before memory is taken for it."""
-    n_rows = sum(part.shape[0] for part in states['model'].values() if part.dim())
-    if opt.embed_dim > n_rows:
-        raise UserError(f'{source}: its weights do not fit the flags (--embed_dim {opt.embed_dim}, but they have '
-                        f'{n_rows:,} rows altogether)')
+    """Raises UserError for layers wider than the weights of a checkpoint can be, before memory is taken for them."""
+    widest = sum(max(part.shape, default=0) for part in states['model'].values())
+    widths = {'embed_dim': opt.embed_dim, 'embed_layers': sum(opt.embed_layers), 'prompts': opt.prompts,
+              'lora_rank': opt.lora_rank}
+    for name, width in widths.items():
+        if width > widest:
+            given = command_line.shown(getattr(opt, name))
+            raise UserError(f'{source}: its weights do not fit the flags (--{name} {given}, but they have {widest:,} '
+                            'rows or columns altogether)')
 
 
 def load_weights(opt, source, states, model):

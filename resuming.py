@@ -38,11 +38,15 @@ def find_run(opt, recorded):
 
 def look_for_run(opt, recorded):
     """The work of find_run()."""
-    chosen = datasampler.chosen_later(opt)
-    settings = {name: value for name, value in parameters.settings_among(recorded).items()
-                if name not in {'n_epochs', *chosen}}
-    folder = reading.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings, chosen,
-                          parameters.files_among(recorded))
+    folder = reading.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), *compared(opt, recorded))
     if folder is None:
         return None
     return folder, reading.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs
+
+
+def compared(opt, recorded):
+    """What is compared with another run of the `recorded` settings: settings, chosen and files, as for reading.find."""
+    chosen = datasampler.chosen_later(opt)
+    settings = {name: value for name, value in parameters.settings_among(recorded).items()
+                if name not in {'n_epochs', *chosen}}
+    return settings, chosen, parameters.files_among(recorded)

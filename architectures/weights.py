@@ -1,6 +1,7 @@
 """Pretrained weights, from a file or downloaded by their library. Files are loaded safely: they cannot run code."""
 import re
 import sys
+import zipfile
 from collections import Counter, OrderedDict
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from records import public_code
 from utilities import processes
 from utilities.errors import UserError
-from utilities.files import describe_kind
+from utilities.files import describe_kind, require_uncompressed
 
 
 def load(opt, name, backbone):
@@ -98,7 +99,12 @@ def read_state_dict(path):
             from safetensors.torch import load_file
             state = load_file(path)
         else:
+            if zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as archive:
+                    require_uncompressed(path, archive)
             state = torch.load(path, map_location='cpu', weights_only=True)
+    except UserError as error:
+        raise UserError(f'--weights {error}') from None
     except OSError as error:
         raise UserError(f'--weights {path}: {error.strerror or error}') from None
     except ImportError as error:

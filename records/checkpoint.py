@@ -13,7 +13,7 @@ from records import columns, public_code, published, run_folder
 from records.run_folder import LAST
 from utilities import processes
 from utilities.errors import RunFailed, UserError
-from utilities.files import atomic, describe_kind
+from utilities.files import atomic, describe_kind, require_uncompressed
 
 
 class Checkpoint:
@@ -97,7 +97,12 @@ class Checkpoint:
             replaceable = merging and name != 'model'
             before = copy.deepcopy(part.state_dict()) if replaceable else None
             try:
-                part.load_state_dict(states[name])
+                state = states[name]
+                if 'criterion' in fresh and isinstance(part, torch.optim.Optimizer):
+                    state = without_state_of(self.parts['criterion'], part, state)
+                part.load_state_dict(state)
+                if state is not states[name]:
+                    fresh.append(f"the criterion's part of {name}")
             except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
                 if replaceable:
                     part.load_state_dict(before)             # some of its parts may have fitted
@@ -116,6 +121,16 @@ class Checkpoint:
         best = self.best.get(columns.Column('val', self.metrics[0]).name)
         return processes.run_on_rank_zero(
             lambda: bool(patience and best and self.row['epoch'] - best['epoch'] > patience))
+
+
+def without_state_of(module, optimizer, state):
+    """The state dict of an optimizer without what it holds for the parameters of a module that starts fresh."""
+    own, kept = {*module.parameters()}, dict(state['state'])
+    for saved, group in zip(state['param_groups'], optimizer.param_groups, strict=True):
+        for number, parameter in zip(saved['params'], group['params'], strict=True):
+            if parameter in own:
+                kept.pop(number, None)
+    return state if kept.keys() == state['state'].keys() else state | {'state': kept}
 
 
 @processes.rank_zero_only
@@ -211,6 +226,7 @@ def require_whole(path):
             if file.read(2) != b'PK':
                 raise UserError(f'{path}: not a checkpoint of this program, or damaged; copy it again')
         with zipfile.ZipFile(path) as archive:
+            require_uncompressed(path, archive)
             damaged = archive.testzip()
     except OSError as error:
         raise UserError(f'{path}: {error.strerror or error}') from None

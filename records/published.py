@@ -52,7 +52,7 @@ def read(folder):
         flags, epoch = dict(entry['flags']), int(entry['epoch'])
     except OSError as error:
         raise UserError(f'{config}: {error.strerror}') from None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise UserError(f'{config}: it does not describe an embedding network of this program ({ENTRY}); for a '
                         f'backbone alone, give --arch timm:local-dir:{folder}') from None
     if str(flags.get('arch')).count(':') > 1:

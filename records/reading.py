@@ -1,5 +1,4 @@
 """The records of one run, and how to read them from its folder."""
-import csv
 import glob
 import json
 import re
@@ -85,9 +84,14 @@ def find(place, settings, chosen=(), files=None):
     path} of files that the run must have read: the same path, or the same content.
     """
     found = [folder for folder in place.parent.glob(f'{glob.escape(place.name)}*')
-             if re.fullmatch(re.escape(place.name) + r'(_\d+)?', folder.name) and is_run_folder(folder)
-             and are_same(settings, run_folder.read(folder), chosen, files)]
+             if re.fullmatch(re.escape(place.name) + r'(_\d+)?', folder.name)
+             and is_same(folder, settings, chosen, files)]
     return max(found, default=None, key=lambda folder: ((folder / LAST).exists(), progress(folder)))
+
+
+def is_same(folder, settings, chosen=(), files=None):
+    """Whether `folder` is that of a run with these settings, as for are_same()."""
+    return is_run_folder(folder) and are_same(settings, run_folder.read(folder), chosen, files)
 
 
 def are_same(settings, config, chosen=(), files=None):
@@ -131,14 +135,9 @@ def read_rows(file):
 
 def read_texts(file):
     """The rows of a CSV file as they stand; [] without the file. Raises UserError for one that is cut off or broken."""
-    if not file.exists():
-        return []
-    if not file.read_bytes().endswith(b'\n'):
+    read = read_csv(file)
+    if file.exists() and not file.read_bytes().endswith(b'\n'):
         raise UserError(f'{file}: cut off in its last line; copy it again, or leave the run out')
-    try:
-        read = read_csv(file)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f'{file}: damaged ({error}); copy it again, or leave the run out') from None
     for number, row in enumerate(read, start=2):
         if None in row or None in row.values():
             n_columns = sum(value is not None for name, value in row.items() if name is not None)
@@ -164,13 +163,15 @@ def read_summary(file, n_epochs=None):
 
 
 def loaded_summary(file):
-    """The content of summary.json; {} without the file. Raises UserError where it is damaged."""
+    """The content of summary.json; {} without the file. Raises UserError where it is damaged, or cannot be read."""
     if not file.exists():
         return {}
     try:
         summary = json.loads(file.read_text(encoding='utf-8'))
         last = (summary['last_epoch'] or {'epoch': -1})['epoch']
         is_whole = isinstance(summary['finished'], bool) and isinstance(last, int)
+    except OSError as error:
+        raise UserError(f'{file}: {error.strerror}; copy it again, or leave the run out') from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_whole = False
     if not is_whole:

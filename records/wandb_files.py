@@ -25,18 +25,23 @@ def last_epoch(folder):
 
 
 def read_file(file):
-    """A .wandb file -> (its run record, config, history, exit code or None)."""
+    """A .wandb file -> (its run record, config, history, exit code or None). Raises UserError where it is damaged."""
+    from google.protobuf.message import DecodeError
     run, config, history, code = None, {}, [], None
-    for record in messages(file):
-        kind = record.WhichOneof('record_type')
-        if kind == 'run':
-            run, config = record.run, config | items(record.run.config.update)
-        elif kind == 'config':
-            config |= items(record.config.update)
-        elif kind == 'history':
-            history.append({'_step': record.history.step.num} | items(record.history.item))
-        elif kind == 'exit':
-            code = record.exit.exit_code
+    try:
+        for record in messages(file):
+            kind = record.WhichOneof('record_type')
+            if kind == 'run':
+                run, config = record.run, config | items(record.run.config.update)
+            elif kind == 'config':
+                config |= items(record.config.update)
+            elif kind == 'history':
+                history.append({'_step': record.history.step.num} | items(record.history.item))
+            elif kind == 'exit':
+                code = record.exit.exit_code
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise UserError(f'{file}: damaged ({" ".join(str(error).split())}); copy it again, or leave it out with '
+                        '--exclude') from None
     return run, config, history, code
 
 
@@ -63,6 +68,11 @@ def messages(file):
 
 
 def items(pairs):
-    """Protocol buffer items of key and JSON value -> {key: value}; parts of nested values are left out."""
+    """
+    Protocol buffer items of key and JSON value -> {key: value}; parts of nested values are left out. Raises ValueError
+    where the values are not JSON, or no text in UTF-8.
+    """
     keys = [item.key or (item.nested_key[0] if len(item.nested_key) == 1 else None) for item in pairs]
-    return {key: json.loads(item.value_json) for key, item in zip(keys, pairs, strict=True) if key}
+    values = {key: json.loads(item.value_json) for key, item in zip(keys, pairs, strict=True) if key}
+    json.dumps(values, ensure_ascii=False).encode()          # no halves of characters, which nothing can print
+    return values

@@ -163,6 +163,7 @@ def auto_or(kind):
 
 REAL, POSITIVE, NOT_NEGATIVE = number(float), number(float, 0, above=True), number(float, 0)
 WHOLE, POSITIVE_INT, COUNT = number(int), number(int, 1), number(int, 0)
+SIDE = number(int, 1, 10_000)         # of images, in pixels
 FRACTION = number(float, 0, 1)
 
 

@@ -140,6 +140,12 @@ def try_to_write(file):
         temporary.unlink(missing_ok=True)
 
 
+def require_uncompressed(path, archive):
+    """Raises UserError for an open ZipFile that would inflate: torch.save compresses nothing."""
+    if sum(part.file_size for part in archive.infolist()) > Path(path).stat().st_size:
+        raise UserError(f'{path}: a compressed archive, which torch.save does not write')
+
+
 def describe_kind(path, error):
     """
     Says what kind of file `path` is, which torch.load or safetensors could not read. error: the exception they raised;
@@ -169,10 +175,15 @@ def file_hash(file, algorithm='sha256'):
 
 
 def read_csv(file):
+    """The rows of a CSV file, as csv.DictReader gives them; [] without the file. Raises UserError for another file."""
     if not file.exists():
         return []
-    with open(file, newline='', encoding='utf-8') as opened:
-        return list(csv.DictReader(opened))
+    try:
+        with open(file, newline='', encoding='utf-8') as opened:
+            return list(csv.DictReader(opened))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f'{file}: damaged, or not a CSV file in UTF-8 ({getattr(error, "strerror", None) or error}); '
+                        'copy it again') from None
 
 
 def write_csv(file, rows, columns=()):

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from utilities import stopping
-from utilities.errors import Ended, RunFailed, UserError
+from utilities.errors import Ended, RunFailed, UserError, explained
 from utilities.machine import n_cores
 
 TIMEOUT = timedelta(minutes=30)          # limit of a collective operation in a step
@@ -110,7 +110,7 @@ def together():
     threading.Thread(target=end_with, args=[stopping.parent or os.getppid()], daemon=True).start()
     connect()
     try:
-        with silent_unless_main(), ending_together():
+        with silent_unless_main(), ending_together(), explained():
             yield
             dist.barrier(group=patient)                      # until process 0 has written everything
     except Exception as error:

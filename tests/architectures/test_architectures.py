@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import architectures
 from architectures import conv4, pretrainedmodels_models, resnet50, weights
 from architectures.embedding_network import Backbone
-from tests.helpers import with_blocks
+from tests.helpers import compress, with_blocks
 from utilities.errors import UserError
 
 
@@ -212,6 +212,10 @@ def test_bad_weights_are_refused_and_never_executed(state, opt, tmp_path, capsys
         load(state | {'0.0.weight': torch.zeros(1)})
     (tmp_path / 'w.pth').write_bytes(b'nonsense')
     with pytest.raises(UserError, match='not a file of weights only'):
+        load()
+    torch.save(state, tmp_path / 'stored.pth')
+    compress(tmp_path / 'stored.pth', tmp_path / 'w.pth')
+    with pytest.raises(UserError, match=r'--weights .*w.pth: a compressed archive, which torch.save does not write'):
         load()
 
 
