@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import architectures
+import configuration
 import criteria
 import optimization
-import parameters
 from records import checkpoint
 from tests.helpers import assert_resumes_exactly, folder_of, printed_metrics, rows_of
 from utilities.errors import UserError
@@ -292,7 +292,7 @@ def test_the_state_of_each_optimizer_is_taken_over_by_those_that_can_step_with_i
     """By parameters of one and two dimensions; the optimizer itself goes on as if it had not stopped."""
     def begun(name, n_dims):
         parameter = torch.nn.Parameter(torch.ones((3,) * n_dims))
-        parsed = parameters.parse(['--optim', name])
+        parsed = configuration.parse(['--optim', name])
         parsed.device = torch.device('cpu')
         optimizer = optimization.build(parsed, 'optim', [{'params': [parameter], 'lr': .1, 'weight_decay': .1}])
         return parameter, optimizer
