@@ -22,7 +22,8 @@ def check(opt, before, now):
 
 def changes(before, now, *kinds):
     """The flags of these kinds, 'never' or 'merge', that differ between two settings, as texts with both values."""
-    kind, before = parameters.flags_with('resume'), parameters.defaults() | before
+    kind = parameters.flags_with('resume')
+    before = parameters.defaults() | before
     return [f'--{name} {shown(value)} (was {shown(before[name])})' for name, value in now.items()
             if kind.get(name) in kinds and as_list(value) != as_list(before[name])]
 
