@@ -44,7 +44,7 @@ def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lamb
         noise = noise.where(noise > 8 * eps * norms, 0)                # duplicates: a rounding error
         ratios = noise / signal.clamp(min=eps ** 2)[:, None]           # finite also where the signal is 0
         same = labels[:, None] == labels
-        positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
         pull, push = F.relu(ratios - pos_margin).where(positives, 0), F.relu(neg_margin - ratios).where(~same, 0)
         loss = pull.sum() / pull.count_nonzero().clamp(min=1) + push.sum() / push.count_nonzero().clamp(min=1)
         return loss + reg_lambda * batch.sum(dim=1).abs().mean()

@@ -25,19 +25,19 @@ def exact(gallery, queries, k, device='cpu'):
     if faiss and torch.device(device).type == 'cpu' and isinstance(gallery, np.ndarray):
         return faiss.knn(queries, gallery, k)[1]
     queries = torch.from_numpy(queries).to(device)
-    scores = rows = None                                     # of the nearest up to now
+    found = None                                             # scores and rows of the nearest up to now
     for start in range(0, len(gallery), ROWS):
         part = torch.as_tensor(gallery[start:start + ROWS]).to(device)
-        of_part = queries @ part.T - (part * part).sum(dim=1) / 2
-        of_part, places = of_part.topk(min(k, len(part)), dim=1)
-        places = places + start
-        if rows is None:
-            scores = of_part
-            rows = places
-            continue
-        scores, best = torch.cat([scores, of_part], dim=1).topk(min(k, scores.shape[1] + of_part.shape[1]), dim=1)
-        rows = torch.cat([rows, places], dim=1).gather(1, best)
-    return rows.cpu().numpy()
+        scores = queries @ part.T - (part * part).sum(dim=1) / 2
+        scores, rows = scores.topk(min(k, len(part)), dim=1)
+        rows = rows + start
+        if found is not None:
+            scores = torch.cat([found[0], scores], dim=1)
+            rows = torch.cat([found[1], rows], dim=1)
+            scores, best = scores.topk(min(k, scores.shape[1]), dim=1)
+            rows = rows.gather(1, best)
+        found = scores, rows
+    return found[1].cpu().numpy()
 
 
 def nearest(gallery, queries, k, points=None, device='cpu'):

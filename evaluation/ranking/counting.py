@@ -142,7 +142,7 @@ class Counting:
         margins = self.search.margins(queries, torch.from_numpy(scores)).numpy()
         lowest = scores - margins
         floor = np.maximum(lowest.min(axis=1),
-                           estimate(product(points, self.sample), len(self.gallery), depth.max()))
+                           score_at_rank(product(points, self.sample), len(self.gallery), depth.max()))
         # the floor is not within the margin of a positive that reaches it
         floor = np.minimum(floor, lowest.min(axis=1, where=scores >= floor[:, None], initial=np.inf))[:, None]
         unclear = ((margins > 0) & (lowest < floor) & (scores + 2 * margins >= floor)).any(axis=1)
@@ -181,7 +181,7 @@ def farthest_first(scores, indices):
     return np.take_along_axis(scores, order, axis=1), np.take_along_axis(indices, order, axis=1)
 
 
-def estimate(scores, n_gallery, depth):
+def score_at_rank(scores, n_gallery, depth):
     """
     [q] low estimates of each query's score at rank `depth`, from its scores [q, s] with a sample of the gallery: the
     `depth` nearest images of nearly all queries reach them; −inf if the sample is too small. The number of the nearest
