@@ -22,7 +22,8 @@ class InnerLevels(torch.nn.Module):
 
     def __init__(self, opt, backbone):
         super().__init__()
-        self.names, self.features = [last_module_name(opt, block, backbone.network) for block in opt.cascade], {}
+        self.names = [last_module_name(opt, block, backbone.network) for block in opt.cascade]
+        self.features = {}
         for name in self.names:
             block = backbone.network.get_submodule(name)
             block.register_forward_hook(functools.partial(self.keep, name, backbone.n_prefix + opt.prompts))

@@ -86,7 +86,8 @@ def gradients_by_block(model, n_values=20_000):
     EmbeddingNetwork's backbone and in its embedding layers, at most n_values each, evenly spaced; {} without gradients.
     """
     names = [f'{depth:02d} {modules[0]}' for depth, modules in enumerate(blocks(model.backbone))]
-    of_backbone, found = depths(model.backbone), {}
+    of_backbone = depths(model.backbone)
+    found = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             block = names[of_backbone[name.removeprefix('backbone.')]] if name.startswith('backbone.') else 'embedding'

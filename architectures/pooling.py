@@ -11,7 +11,8 @@ class Gem(torch.nn.Module):
 
     def __init__(self, p=3.0, eps=1e-6):
         super().__init__()
-        self.p, self.eps = torch.nn.Parameter(torch.tensor(p)), eps
+        self.p = torch.nn.Parameter(torch.tensor(p))
+        self.eps = eps
 
     def forward(self, maps):
         """[B, C, H, W] -> [B, C]; values below eps are set to eps."""

@@ -57,7 +57,8 @@ class BatchMiner:
     """opt: miner_easyhard_pos, miner_easyhard_neg."""
 
     def __init__(self, opt):
-        self.pos, self.neg = opt.miner_easyhard_pos, opt.miner_easyhard_neg
+        self.pos = opt.miner_easyhard_pos
+        self.neg = opt.miner_easyhard_neg
 
     def __call__(self, batch, labels):
         """batch [B, D], labels [B], on one device -> triplets [T, 3]."""

@@ -179,13 +179,17 @@ class PADS:
 
     def __init__(self, opt):
         self.factors = torch.tensor(opt.miner_parametric_actions)
-        self.n_history, self.reward_of = opt.miner_parametric_history, opt.miner_parametric_reward
-        self.ppo, self.clip = opt.miner_parametric_learning == 'ppo', opt.miner_parametric_ppo_clip
-        self.old_update, self.baseline_rate = opt.miner_parametric_old_update, opt.miner_parametric_baseline_rate
+        self.n_history = opt.miner_parametric_history
+        self.reward_of = opt.miner_parametric_reward
+        self.ppo = opt.miner_parametric_learning == 'ppo'
+        self.clip = opt.miner_parametric_ppo_clip
+        self.old_update = opt.miner_parametric_old_update
+        self.baseline_rate = opt.miner_parametric_baseline_rate
         n_bins = opt.miner_parametric_n_support - 1
         n_state = len(self.METRICS) * (self.n_history + len(self.AVERAGED)) + n_bins + 1
         shape = n_state, len(self.factors), n_bins, opt.miner_parametric_policy_size
-        self.policy, self.old = Policy(*shape), Policy(*shape)
+        self.policy = Policy(*shape)
+        self.old = Policy(*shape)
         self.old.load_state_dict(self.policy.state_dict())
         self.policy_lr = opt.miner_parametric_policy_lr
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.policy_lr)

@@ -72,13 +72,17 @@ class Cascade(torch.nn.Module):
 
     def __init__(self, levels, given, miner, fractions):
         super().__init__()
-        self.levels, self.given, self.miner, self.fractions = torch.nn.ModuleList(levels), given, miner, fractions
+        self.levels = torch.nn.ModuleList(levels)
+        self.given = given
+        self.miner = miner
+        self.fractions = fractions
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D], the levels' embeddings side by side, labels [B] int64, on one device -> scalar."""
         parts = batch.chunk(len(self.levels), dim=1)
         tuples = self.selected(parts, self.miner(parts[0], labels))
-        values, self.log = [], {}
+        values = []
+        self.log = {}
         for number, (level, part, given, found) in enumerate(zip(self.levels, parts, self.given, tuples, strict=True),
                                                              start=1):
             given.tuples = found

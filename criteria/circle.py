@@ -67,7 +67,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.margin, self.gamma = opt.loss_circle_margin, opt.loss_circle_gamma
+        self.margin = opt.loss_circle_margin
+        self.gamma = opt.loss_circle_gamma
 
     def forward(self, batch, labels, references=None, reference_labels=None, own=None, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar; references: see circle_loss."""

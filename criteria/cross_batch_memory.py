@@ -37,7 +37,10 @@ class CrossBatchMemory(torch.nn.Module):
 
     def __init__(self, criterion, size, dim, weight=1.0, start=0):
         super().__init__()
-        self.criterion, self.size, self.weight, self.start = criterion, size, weight, start
+        self.criterion = criterion
+        self.size = size
+        self.weight = weight
+        self.start = start
         self.register_buffer('embeddings', torch.zeros(size, dim))
         self.register_buffer('labels', torch.zeros(size, dtype=torch.int64))
         self.n_seen, self.n_batches = 0, 0               # kept on the host: no step waits for the device

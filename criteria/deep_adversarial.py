@@ -79,9 +79,15 @@ class DeepAdversarial(torch.nn.Module):
     def __init__(self, criterion, given, miner, n_features, normalize=True, widths=(512, 512), lr=1e-5, weight=1.0,
                  reg_weight=1.0, adv_weight=50.0, margin=0.2, real_weight=1.0, delay=0):
         super().__init__()
-        self.criterion, self.given, self.miner, self.normalize = criterion, given, miner, normalize
-        self.weights, self.weight, self.real_weight = (1.0, reg_weight, adv_weight), weight, real_weight
-        self.margin, self.delay = margin, delay
+        self.criterion = criterion
+        self.given = given
+        self.miner = miner
+        self.normalize = normalize
+        self.weights = (1.0, reg_weight, adv_weight)
+        self.weight = weight
+        self.real_weight = real_weight
+        self.margin = margin
+        self.delay = delay
         layers = [torch.nn.Linear(*sizes) for sizes in itertools.pairwise([3 * n_features, *widths, n_features])]
         self.generator = torch.nn.Sequential(*[part for layer in layers for part in (torch.nn.ReLU(), layer)][1:])
         self.lr = lr

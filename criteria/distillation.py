@@ -53,7 +53,9 @@ class Distilled(torch.nn.Module):
 
     def __init__(self, criterion, weight=50.0, temperature=1.0):
         super().__init__()
-        self.criterion, self.weight, self.temperature = criterion, weight, temperature
+        self.criterion = criterion
+        self.weight = weight
+        self.temperature = temperature
 
     def forward(self, batch, labels, teacher_batch, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, teacher_batch [B, D'], on one device -> scalar."""

@@ -78,7 +78,9 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, batchminer):
         super().__init__()
-        self.margin, self.gamma, self.batchminer = opt.loss_dr_triplet_margin, opt.loss_dr_triplet_gamma, batchminer
+        self.margin = opt.loss_dr_triplet_margin
+        self.gamma = opt.loss_dr_triplet_gamma
+        self.batchminer = batchminer
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""

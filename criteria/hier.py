@@ -183,7 +183,8 @@ def hier_loss(batch, labels, proxies, k=20, margin=0.1, temperature=0.1, c=0.1, 
         points = to_ball(torch.cat([batch, proxies.to(batch.dtype)]), c, clip_r)
         distances = ball_distances(with_riemannian_gradient(points, c), c)
         similarities = (-distances.detach()).exp()
-        n, total = len(batch), 0
+        n = len(batch)
+        total = 0
         for part, same in ((slice(n), labels[:, None] == labels), (slice(n, None), 0)):
             triplets, is_valid = sample_triplets(similarities[part, part] + same, k, n_triplets)
             weights = is_valid.to(batch.dtype) / is_valid.sum().clamp(min=1)

@@ -98,7 +98,8 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
         slot, size = slots(labels)
         n_slots, same = int(size.max()), labels[:, None] == labels
         logits, least = hyperbolic_logits(batch, c, temperature, clip_r), torch.finfo(batch.dtype).min / 2
-        total, n_pairs = batch.sum() * 0, 0
+        total = batch.sum() * 0
+        n_pairs = 0
         for other in range(n_slots):                           # the positives' slot; the anchors have the others
             both = size > slot[:, None].clamp(min=other)           # [B, B], whether a column's class has both slots
             in_slots = ((slot == slot[:, None]) | (slot == other)) & both

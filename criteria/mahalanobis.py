@@ -41,7 +41,8 @@ class Mahalanobis(torch.nn.Module):
 
     def __init__(self, criterion, dim, lr):
         super().__init__()
-        self.criterion, self.lr = criterion, lr
+        self.criterion = criterion
+        self.lr = lr
         self.matrix = torch.nn.Parameter(torch.eye(dim))
 
     def forward(self, batch, labels, **kwargs):

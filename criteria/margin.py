@@ -101,7 +101,9 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, batchminer):
         super().__init__()
-        self.margin, self.nu, self.lr = opt.loss_margin_margin, opt.loss_margin_nu, opt.loss_margin_beta_lr
+        self.margin = opt.loss_margin_margin
+        self.nu = opt.loss_margin_nu
+        self.lr = opt.loss_margin_beta_lr
         self.batchminer = batchminer
         beta = torch.full((1 if opt.loss_margin_beta_shared else opt.n_classes,), float(opt.loss_margin_beta))
         self.beta = torch.nn.Parameter(beta, requires_grad=not opt.loss_margin_beta_constant)

@@ -112,7 +112,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.alpha, self.delta = opt.loss_pfml_alpha, opt.loss_pfml_delta
+        self.alpha = opt.loss_pfml_alpha
+        self.delta = opt.loss_pfml_delta
         self.proxies = torch.nn.Parameter(torch.randn(opt.n_classes, opt.loss_pfml_n_proxies, opt.embed_dim))
         self.optim_dict_list = [{'params': [self.proxies], 'lr': opt.lr * opt.loss_pfml_lrmulti}]
 

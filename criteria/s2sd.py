@@ -83,11 +83,14 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, build):
         super().__init__()
-        self.temperature, self.weight = opt.loss_s2sd_T, opt.loss_s2sd_w
+        self.temperature = opt.loss_s2sd_T
+        self.weight = opt.loss_s2sd_w
         self.distils_features = opt.loss_s2sd_feat_distill
         if self.distils_features:
-            self.feature_weight, self.delay = opt.loss_s2sd_feat_w, opt.loss_s2sd_feat_distill_delay
-        self.pools_maps, self.lr = opt.loss_s2sd_pool_aggr, opt.lr
+            self.feature_weight = opt.loss_s2sd_feat_w
+            self.delay = opt.loss_s2sd_feat_distill_delay
+        self.pools_maps = opt.loss_s2sd_pool_aggr
+        self.lr = opt.lr
         self.inputs = ['feature_maps'] if self.pools_maps else []
         if self.pools_maps and opt.n_maps is None:
             raise ValueError('--loss_s2sd_pool_aggr: the network of --arch has no feature maps, or does not pool them '

@@ -24,7 +24,9 @@ class Sampler(torch.utils.data.Sampler):
     def __init__(self, opt, image_dict, image_list):
         if opt.bs < 2:
             raise ValueError(f'--bs {opt.bs}: full_random needs at least 2 images per batch, for a positive pair')
-        self.bs, self.seed, self.epoch = opt.bs, opt.seed, 0
+        self.bs = opt.bs
+        self.seed = opt.seed
+        self.epoch = 0
         self.images = torch.tensor([index for images in image_dict.values() for _, index in images])  # by class
         self.sizes = torch.tensor([len(images) for images in image_dict.values()])
         self.starts = self.sizes.cumsum(0) - self.sizes

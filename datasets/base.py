@@ -81,10 +81,14 @@ class ImageSet(torch.utils.data.Dataset):
 
     def __init__(self, table, chosen, transform, read=boxes.open_photo):
         table = table.keep(chosen)
-        self.paths, self.sources, self.transform, self.read = table.paths, table.sources, transform, read
+        self.paths = table.paths
+        self.sources = table.sources
+        self.transform = transform
+        self.read = read
         self.kept = None
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
-        self.class_names, self.labels = names.tolist(), labels.astype(np.int64)
+        self.class_names = names.tolist()
+        self.labels = labels.astype(np.int64)
         self.levels = [[level.get(name) for name in self.class_names]
                        for level in (table.superclasses, *table.coarser)]
         self.superclasses = self.levels[0]
@@ -95,7 +99,8 @@ class ImageSet(torch.utils.data.Dataset):
         if {'query', 'gallery'} <= parts:
             self.is_query = np.array([part == 'query' for part in table.parts])
         elif self.is_distractor is not None:
-            self.is_query, self.in_gallery = ~self.is_distractor, np.ones(len(self), bool)
+            self.is_query = ~self.is_distractor
+            self.in_gallery = np.ones(len(self), bool)
 
     def __getstate__(self):
         return vars(self) | {'kept': None}                 # data workers do not need it, and it holds networks
@@ -158,7 +163,8 @@ class ImageSet(torch.utils.data.Dataset):
         Of AHEAD images at a time, all files are read and all random numbers are sampled before the first is decoded.
         Decoding empties the processor's caches, so that reading and decoding in turn would take much longer.
         """
-        items, loaded = [as_pair(item) for item in items], []
+        items = [as_pair(item) for item in items]
+        loaded = []
         with restored_generators(any(seed is not None for _, seed in items)):
             for start in range(0, len(items), AHEAD):
                 group = items[start:start + AHEAD]
@@ -223,7 +229,9 @@ def subfolders(folder):
 
 def class_folders(folder, **properties):
     """The table of a folder that contains one folder of images per class."""
-    paths, classes, ignored = [], [], files_in(folder)
+    paths = []
+    classes = []
+    ignored = files_in(folder)
     for class_folder in subfolders(folder):
         files = image_files(class_folder, ignored)
         paths += files

@@ -83,7 +83,8 @@ def of_persons(folder):
     The table of Market-1501's three folders, where 0002_c1s1_000451_03.jpg is person 2 before camera 1, the group.
     Images of no person (-1, junk) are left out; those of 0000 are distractors.
     """
-    table, n_left_out = ImageTable([], [], [], groups=[]), 0
+    table = ImageTable([], [], [], groups=[])
+    n_left_out = 0
     for name, part in PART_OF_PERSONS.items():
         for path in image_files(folder / name, table.ignored):
             found = re.match(r'(-1|junk|\d+)_c(\d+)', path.name)
@@ -110,7 +111,10 @@ def nested(folder):
     or super-class is its path below `folder`. Hidden folders are left out. Raises UserError if classes are at different
     depths.
     """
-    walked, paths, classes, beside = [], [], [], []
+    walked = []
+    paths = []
+    classes = []
+    beside = []
     for above, folders, _ in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith('.')]
         walked.append(Path(above))
@@ -214,7 +218,8 @@ def without_repeats(file, table, lines):
     """
     check_names(table)
     real_folder = functools.cache(os.path.realpath)                      # a large list names few folders
-    first, conflicts = {}, []
+    first = {}
+    conflicts = []
     entries = list(zip(table.classes, table.parts or [''] * len(lines), strict=True))
     for i, source in enumerate(table.sources):
         path = boxes.image_path(source)

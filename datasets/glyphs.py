@@ -79,7 +79,8 @@ def outline(letter, font):
 
 def distinct(chosen):
     """`chosen` without letters that look like an earlier letter, apart from size, in a font that contains both."""
-    letters, kept = list(chosen), []
+    letters = list(chosen)
+    kept = []
     same = np.zeros((len(letters), len(letters)), bool)
     for font in {font for fonts in chosen.values() for font in fonts}:
         opened = ImageFont.truetype(str(font), 64)

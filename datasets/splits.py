@@ -51,7 +51,8 @@ def closed_set(opt, table):
     in turn. The turn continues from class to class, so that small classes are not all validated in the same fold.
     """
     of_class = images_of_classes(table)
-    splits, n_assigned = {'train': [], 'val': [], 'test': []}, 0
+    splits = {'train': [], 'val': [], 'test': []}
+    n_assigned = 0
     for name in sorted(of_class):
         development, test = cut_test(opt, of_class[name])
         splits['test'] += test
@@ -160,7 +161,8 @@ def indices_by_split(table, **splits):
 
 def cut_validation(opt, table, train):
     """-> (training, validation) images; the last classes are for validation, or evenly spaced images of each class."""
-    of_class, kept = images_of_classes(table, train), set()
+    of_class = images_of_classes(table, train)
+    kept = set()
     if opt.tv_split_by_samples:
         for images in of_class.values():
             n_kept = max(1, int(len(images) * opt.tv_split_perc))

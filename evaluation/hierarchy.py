@@ -41,7 +41,8 @@ def ranked_levels(search, labels, reduce=lambda *ranked: ranked):
         return levels
 
     def ranked(rows):
-        scores, found = search.scores(rows), []
+        scores = search.scores(rows)
+        found = []
         for part in chunks(np.arange(len(rows)), len(search.gallery), PART):
             levels = shared(rows[part])
             some = levels.any(axis=1)
@@ -134,7 +135,8 @@ def h_ap(ranks, levels, n_levels):
     """
     n_images = level_sizes(levels, n_levels)
     relevance = np.arange(1, n_levels + 1) / n_levels / np.maximum(n_images, 1)
-    total, inverse = 0, 1 / ranks
+    total = 0
+    inverse = 1 / ranks
     for nearer in range(n_levels):                         # levels of the images i (nearer) and of the image of rank r
         precision = (levels == nearer + 1).cumsum(axis=1, dtype=np.int32) * inverse
         for level in range(n_levels):

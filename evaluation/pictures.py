@@ -57,7 +57,8 @@ def save(opt, embedded, split, folder, panel=None, formats=('png',)):
 
     Returns the files.
     """
-    folder, saved = Path(folder), []
+    folder = Path(folder)
+    saved = []
     files = {name: [folder / f'{name}_{split}.{suffix}' for suffix in formats]
              for name in opt.pictures if name in PICTURES}
     if panel:

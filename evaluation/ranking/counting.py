@@ -106,12 +106,15 @@ class Counting:
     """
 
     def __init__(self, search, depth):
-        self.search, self.lock, self.stopped = search, threading.Lock(), threading.Event()
+        self.search = search
+        self.lock = threading.Lock()
+        self.stopped = threading.Event()
         self.depth = np.broadcast_to(depth, len(search.n_positives))
         number = np.argsort(np.argsort(-search.sizes, kind='stable'))
         self.query_labels, gallery_labels = number[search.query_labels], number[search.gallery_labels]
         self.indices = np.argsort(gallery_labels, kind='stable')
-        self.labels, self.columns = gallery_labels[self.indices], np.argsort(self.indices)
+        self.labels = gallery_labels[self.indices]
+        self.columns = np.argsort(self.indices)
         # two more coordinates make the product of (q, 1, -½‖q‖²) and (g, -½‖g‖², 1) the score
         self.half_norms = search.query_half_norms.numpy()
         self.gallery = np.ones((len(self.indices), search.gallery.shape[1] + 2), self.half_norms.dtype)

@@ -54,7 +54,9 @@ def by_torch(search, depth):
     for part in tqdm(chunks(rows, len(search.gallery), CHUNK), 'rank', leave=False, disable=None):
         scores = search.scores(part)
         places, exists = search.positives(part)
-        ranks, slots, exist = [], torch.as_tensor(places, device=device), torch.as_tensor(exists, device=device)
+        ranks = []
+        slots = torch.as_tensor(places, device=device)
+        exist = torch.as_tensor(exists, device=device)
         mine = scores.gather(1, slots).where(exist, -torch.inf)
         margins = search.margins(part, mine)
         coarse = ((margins > 0) & exist).any(dim=0).tolist()
