@@ -18,7 +18,8 @@ def blocks(network):
     found = []
     root = getattr(network, 'ROOT', '')
     for name in looked_into(network, [*units(network.get_submodule(root), root and f'{root}.')]):
-        module, block = network.get_submodule(name), INCEPTION.match(name)
+        module = network.get_submodule(name)
+        block = INCEPTION.match(name)
         is_norm = all(parameter.ndim < 2 for parameter in module.parameters())
         if found and (is_norm or block and found[-1][0].startswith(block[0])):
             found[-1].append(name)

@@ -39,5 +39,6 @@ def names(blocks):
 
 def backbone(opt):
     backbone = timm_models.backbone(opt, 'tf_efficientnet_lite0')
-    backbone.renamed, backbone.download = names(backbone.network.blocks), read_installed
+    backbone.renamed = names(backbone.network.blocks)
+    backbone.download = read_installed
     return backbone

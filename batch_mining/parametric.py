@@ -193,7 +193,9 @@ class PADS:
         self.old.load_state_dict(self.policy.state_dict())
         self.policy_lr = opt.miner_parametric_policy_lr
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.policy_lr)
-        self.seen, self.n_learned, self.baseline = [], 0, 0.0        # metrics, oldest first; updates; mean reward
+        self.seen = []                                                 # the metrics, oldest first
+        self.n_learned = 0                                             # updates
+        self.baseline = 0.0                                            # the mean reward
         self.state = self.actions = None                               # from the last update
 
     @torch.enable_grad()

@@ -117,7 +117,9 @@ def around(opt, build, miner):
 
 
 def problem(opt):
-    blocks, fractions, n_levels = opt.cascade, opt.cascade_fractions, len(opt.cascade) + 1
+    blocks = opt.cascade
+    fractions = opt.cascade_fractions
+    n_levels = len(opt.cascade) + 1
     if blocks != sorted({*blocks}):
         return f'--cascade {shown(blocks)}: give the blocks in ascending order, each once'
     if len(fractions) != len(blocks) or fractions != sorted(fractions, reverse=True):

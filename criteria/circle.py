@@ -44,7 +44,9 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
     with torch.autocast(batch.device.type, enabled=False):
         batch = F.normalize(batch, dim=1)
         if references is None:
-            references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
+            references = batch
+            reference_labels = labels
+            own = torch.arange(len(labels), device=labels.device)
         else:
             references = F.normalize(references.to(batch.dtype), dim=1)
         similarities = batch @ references.T

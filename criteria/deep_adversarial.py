@@ -106,7 +106,8 @@ class DeepAdversarial(torch.nn.Module):
         """
         batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
         with torch.autocast(batch.device.type, enabled=False):
-            triplets, features = self.miner(batch, labels), batch_features.flatten(1).to(batch.dtype)
+            triplets = self.miner(batch, labels)
+            features = batch_features.flatten(1).to(batch.dtype)
             loss = self.tuple_loss(triplets, batch, labels, features, f_embed, **kwargs)
             log = getattr(self.criterion, 'log', {})                  # scalars of the real triplets
             anchors, positives, negatives = features.detach()[triplets.T]

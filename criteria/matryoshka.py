@@ -130,7 +130,8 @@ def problem(opt):
         return '--matryoshka does not work with --cascade: its embedding consists of several'
     if opt.daml:
         return '--matryoshka does not work with --daml: synthetic negatives have features of the whole embedding'
-    dims, weights = opt.matryoshka, opt.matryoshka_weights
+    dims = opt.matryoshka
+    weights = opt.matryoshka_weights
     if dims != sorted({*dims}) or dims[-1] != opt.embed_dim:
         return (f'--matryoshka {shown(dims)}: give dimensions in ascending order, each once, and --embed_dim, '
                 f'{opt.embed_dim}, as the last one; other dimensions of the embedding would not be trained')

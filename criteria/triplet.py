@@ -85,7 +85,8 @@ def triplet_loss(batch, triplets, margin=0.2, power=2.0, active_only=False, log=
         if isinstance(triplets, tuple):
             violations, n_triplets = violations_of_pairs(batch, *triplets, margin, power)
         else:
-            violations, n_triplets = triplet_violations(batch, triplets, margin, power), len(triplets)
+            violations = triplet_violations(batch, triplets, margin, power)
+            n_triplets = len(triplets)
         n_active = violations.count_nonzero()
         if log is not None:
             log.update(tuples=n_triplets, active_tuples=n_active)

@@ -122,7 +122,8 @@ class Sampler(torch.utils.data.Sampler):
             return anchors.new_empty(len(anchors), 0)
         classes = self.class_of[anchors]
         same = classes[:, None] == classes
-        first, n_before = same.int().argmax(dim=1), same.tril(-1).sum(dim=1)
+        first = same.int().argmax(dim=1)
+        n_before = same.tril(-1).sum(dim=1)
         sizes, starts = self.sizes[classes, None], self.starts[classes, None]
         members = torch.arange(int(sizes.max()))
         keys = torch.rand(len(classes), len(members), generator=generator)[first]

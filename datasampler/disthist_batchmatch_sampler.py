@@ -108,7 +108,8 @@ class Sampler(torch.utils.data.Sampler):
         generator = torch.Generator().manual_seed(seed_of_epoch(self.seed, self.epoch))
         choices = []
         for _ in range(self.sampler_length):
-            images, candidates = self.big_batch(generator), self.candidates(generator)
+            images = self.big_batch(generator)
+            candidates = self.candidates(generator)
             costs = distance_histogram_costs(self.storage[images], candidates.to(self.storage.device))
             choices.append((images, candidates, costs.argmin()))
         best = torch.stack([i for _, _, i in choices]).tolist()                # the host waits for the device here only

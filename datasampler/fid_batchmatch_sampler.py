@@ -36,7 +36,8 @@ def frechet_distances(points, candidates):
     points = points.double()           # in float32, roots of eigenvalues that should be 0 would be large
     covariance = points.T.cov().view(points.shape[1], -1)
     subsets = points[candidates]                                                    # [m, B, D]
-    means, size = subsets.mean(dim=1), candidates.shape[1]
+    means = subsets.mean(dim=1)
+    size = candidates.shape[1]
     spread = (subsets - means[:, None]) / (size - 1) ** .5                          # Y
     if size <= points.shape[1]:
         gram = spread @ covariance @ spread.mT
@@ -108,7 +109,8 @@ class Sampler(torch.utils.data.Sampler):
         generator = torch.Generator().manual_seed(seed_of_epoch(self.seed, self.epoch))
         choices = []
         for _ in range(self.sampler_length):
-            images, candidates = self.big_batch(generator), self.candidates(generator)
+            images = self.big_batch(generator)
+            candidates = self.candidates(generator)
             costs = frechet_distances(self.storage[images], candidates.to(self.storage.device))
             choices.append((images, candidates, costs.argmin()))
         best = torch.stack([i for _, _, i in choices]).tolist()                # the host waits for the device here only

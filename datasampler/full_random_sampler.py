@@ -48,7 +48,8 @@ class Sampler(torch.utils.data.Sampler):
             size = sizes[classes[anchor]]
             # Any image of the class except the anchor itself.
             positive = (members[anchor] + 1 + random_integers(size - 1, generator)) % size
-            classes, members = torch.cat([classes, classes[anchor, None]]), torch.cat([members, positive[None]])
+            classes = torch.cat([classes, classes[anchor, None]])
+            members = torch.cat([members, positive[None]])
             yield images[starts[classes] + members].tolist()
 
 

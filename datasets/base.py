@@ -94,7 +94,8 @@ class ImageSet(torch.utils.data.Dataset):
         self.superclasses = self.levels[0]
         self.groups = None if table.groups is None else np.array(table.groups, dtype=str)
         self.is_query = self.in_gallery = self.is_distractor = None
-        if 'distractor' in (parts := set(table.parts or ())):
+        parts = set(table.parts or ())
+        if 'distractor' in parts:
             self.is_distractor = np.array([part == 'distractor' for part in table.parts])
         if {'query', 'gallery'} <= parts:
             self.is_query = np.array([part == 'query' for part in table.parts])
@@ -280,7 +281,8 @@ def listed_rows(file, columns, begins_with_count=False):
     if first[n_header - 1].lower() != columns:
         raise UserError(f'{file}, line {n_header}: expected the header "{columns}", found "{first[n_header - 1]}"; '
                         'download it again')
-    rows, n_columns = lines[n_header:], len(columns.split())
+    rows = lines[n_header:]
+    n_columns = len(columns.split())
     for number, row in enumerate(rows, start=n_header + 1):
         if len(row) != n_columns:
             raise UserError(f'{file}, line {number}: expected {n_columns} columns, found {len(row)}; download it again')

@@ -153,7 +153,8 @@ def listed(file, source_path, with_groups=False):
         raise UserError(f'--csv {file}: expected a header with the columns path,label[,split] and one row per image, '
                         + (f'found the columns {", ".join(columns)}' if numbered else 'found no row'))
     check_columns(file, columns)
-    lines, rows = [line for line, _ in numbered], [stripped(row) for _, row in numbered]
+    lines = [line for line, _ in numbered]
+    rows = [stripped(row) for _, row in numbered]
     for line, row in zip(lines, rows, strict=True):
         if None in row:
             raise UserError(f'--csv {file}, line {line}: more fields than the header has; put fields that contain '
@@ -185,13 +186,15 @@ def check_columns(file, columns):
     Raises UserError for a column that occurs twice or seems to be misspelt; prints the others that are not read, but
     for the index that pandas writes.
     """
-    if twice := [name for name in columns if name and columns.count(name) > 1]:
+    twice = [name for name in columns if name and columns.count(name) > 1]
+    if twice:
         raise UserError(f'--csv {file}: its header has the column "{twice[0]}" twice; remove one')
     unknown = [name for name in columns if name not in COLUMNS and not name.startswith('superclass')
                and not re.fullmatch(r'(Unnamed: \d+(\.\d+)*)?', name)]
     missing = [name for name in (*COLUMNS, 'superclass') if name not in columns]
     for name in unknown:
-        if meant := difflib.get_close_matches(name.strip().lower(), missing, n=1, cutoff=.8):
+        meant = difflib.get_close_matches(name.strip().lower(), missing, n=1, cutoff=.8)
+        if meant:
             raise UserError(f'--csv {file}: the column "{name}" is not read; if it is meant to be "{meant[0]}", '
                             'correct the header, or else give it a name that is not so similar')
     if unknown:

@@ -111,7 +111,8 @@ def render(letter, font, random):
     if stroke:
         canvas = canvas.filter(ImageFilter.MinFilter(3) if stroke < 0 else ImageFilter.MaxFilter(2 * stroke + 1))
 
-    angle, (shear, stretch) = np.deg2rad(random.uniform(-20, 20)), random.uniform(-0.3, 0.3, 2)
+    angle = np.deg2rad(random.uniform(-20, 20))
+    shear, stretch = random.uniform(-0.3, 0.3, 2)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     matrix = turn @ np.array([[1 + stretch, shear], [0, 1 - stretch]])
     centre = np.full(2, SIDE * scale / 2)

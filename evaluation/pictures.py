@@ -81,7 +81,8 @@ def short(name, length=26):
 
 def sample_queries(embedded, seed, n_queries, n_neighbours):
     """Queries with a positive, sampled with `seed`, of different classes if possible, and their neighbours."""
-    search, labels = embedded.search(), embedded.images.labels
+    search = embedded.search()
+    labels = embedded.images.labels
     random = np.random.default_rng(seed)
     candidates = random.permutation(search.query_index[search.n_positives > 0])
     _, places = np.unique(labels[candidates], return_index=True)
@@ -216,7 +217,8 @@ def sample_pairs(labels, random, n_pairs):
     """{'same class', 'different classes': two index arrays} of random pairs; None if there is no pair of one kind."""
     order = np.argsort(labels, kind='stable')
     sizes = np.bincount(labels)
-    starts, has_positive = sizes.cumsum() - sizes, sizes[labels[order]] > 1
+    starts = sizes.cumsum() - sizes
+    has_positive = sizes[labels[order]] > 1
     if not has_positive.any() or len(sizes) < 2:
         return None
     first = random.choice(np.flatnonzero(has_positive), n_pairs)       # indices into `order`
@@ -240,7 +242,8 @@ def pair_distances(embedded, one, other):
 
 def classes(embedded, seed, n_worst=12):
     """Recall@1 of every class in ascending order; for the worst classes, the class they are most often mistaken for."""
-    search, names = embedded.search(), embedded.images.class_names
+    search = embedded.search()
+    names = embedded.images.class_names
     rows = np.flatnonzero(search.n_positives)
     if not len(rows):
         return None

@@ -111,7 +111,8 @@ class Counting:
         self.stopped = threading.Event()
         self.depth = np.broadcast_to(depth, len(search.n_positives))
         number = np.argsort(np.argsort(-search.sizes, kind='stable'))
-        self.query_labels, gallery_labels = number[search.query_labels], number[search.gallery_labels]
+        self.query_labels = number[search.query_labels]
+        gallery_labels = number[search.gallery_labels]
         self.indices = np.argsort(gallery_labels, kind='stable')
         self.labels = gallery_labels[self.indices]
         self.columns = np.argsort(self.indices)
@@ -136,7 +137,8 @@ class Counting:
 
     def look_up(self, queries):
         """The Strip of the `queries` [q]: computes the scores of their positives, and the floor."""
-        points, depth = self.points(queries), self.depth[queries]
+        points = self.points(queries)
+        depth = self.depth[queries]
         indices, exists = self.search.positives(queries)
         scores = np.stack([np.einsum('qd,qd->q', points, self.gallery[columns]) for columns in self.columns[indices.T]],
                           axis=1)
@@ -160,7 +162,8 @@ class Counting:
             stopping.check()
             if self.stopped.is_set():                      # a strip takes seconds with a million images
                 break
-            scores, labels = product(points, self.gallery[left:left + TILE]), self.labels[left:left + TILE]
+            scores = product(points, self.gallery[left:left + TILE])
+            labels = self.labels[left:left + TILE]
             if strip.labels.min() <= labels[-1] and labels[0] <= strip.labels.max():
                 scores[strip.labels[:, None] == labels] = -np.inf              # ranks() counts the positives
             self.add(strip, scores, self.indices[left:left + TILE])
