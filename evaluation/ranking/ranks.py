@@ -16,8 +16,8 @@ from utilities.arrays import chunks
 
 CHUNK = 1 << 24              # scores in memory at a time, where whole rows are needed: 64 MB
 FEW = 4000                   # gallery images below which sorting is faster
-MOST_SHORT = 100             # positives per query above which sorting is faster, if no rank beyond their number matters,
-                             # as for MAP@R
+MOST_SHORT = 100             # positives per query above which sorting is faster, if no rank beyond their number
+                             # matters, as for MAP@R
 MOST_DEEP = 10               # the same if other ranks matter
 
 
