@@ -67,4 +67,5 @@ def pooled(output, n_prefix):
         return None
     if output.dim() == 3:
         return pooling.mean_of_patches(output, n_prefix)
-    return output.mean(dim=(2, 3) if output.shape[2] == output.shape[3] else (1, 2))      # images are square
+    are_maps_last = output.shape[2] == output.shape[3]             # [B, C, S, S]: images are square; else [B, S, S, C]
+    return output.mean(dim=(2, 3) if are_maps_last else (1, 2))

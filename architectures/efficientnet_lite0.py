@@ -32,8 +32,8 @@ def names(blocks):
     renamed = dict(OUTSIDE)
     places = [(stage, block) for stage, members in enumerate(blocks) for block in range(len(members))]
     for number, (stage, block) in enumerate(places):
-        renamed |= {f'_blocks.{number}.{theirs}': f'blocks.{stage}.{block}.{ours}'
-                    for theirs, ours in (OTHERS if number else FIRST).items()}
+        inside = OTHERS if number else FIRST
+        renamed |= {f'_blocks.{number}.{theirs}': f'blocks.{stage}.{block}.{ours}' for theirs, ours in inside.items()}
     return renamed
 
 

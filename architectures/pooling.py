@@ -63,5 +63,5 @@ def check(opt, maps):
     shape = list(maps.shape) if isinstance(maps, torch.Tensor) else type(maps).__name__
     kind, names = {4: ('maps', OF_MAPS), 3: ('tokens', OF_TOKENS)}.get(len(shape), ('neither maps nor tokens', ()))
     if opt.pool not in names:
-        raise UserError(f'--pool {opt.pool}: --arch {opt.arch} gives {kind} ({shape} for one image); '
-                        + (f'choose from {", ".join(names)}' if names else 'leave the flag out'))
+        advice = f'choose from {", ".join(names)}' if names else 'leave the flag out'
+        raise UserError(f'--pool {opt.pool}: --arch {opt.arch} gives {kind} ({shape} for one image); {advice}')

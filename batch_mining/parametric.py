@@ -102,8 +102,11 @@ def parametric_triplets(batch, labels, weights, support_lim=(0.1, 1.4), among_al
     probabilities = weights[torch.bucketize(squared, edges[1:-1].square())]
     same = labels.unsqueeze(1) == labels
     size = same.sum(dim=1, keepdim=True)
-    negative = sample_weighted(probabilities if among_all else probabilities.masked_fill(same, 0))
-    positive, _ = sample_uniform(same if among_all else same.fill_diagonal_(False))
+    if not among_all:
+        probabilities = probabilities.masked_fill(same, 0)
+        same = same.fill_diagonal_(False)
+    negative = sample_weighted(probabilities)
+    positive, _ = sample_uniform(same)
     anchor = ((size - 1) * (len(labels) - size)).nonzero()[:, :1]
     return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 

@@ -113,7 +113,9 @@ def around(opt, build, miner):
     given = [miner.given() for _ in range(n_levels)]
     levels = [build(level, own) for own in given]
     takes_pairs = miner.use == 'any' or 'references' in levels[0].takes    # a loss of references compares pairs
-    return Cascade(levels, given, miner if takes_pairs else miner.listing(), opt.cascade_fractions)
+    if not takes_pairs:
+        miner = miner.listing()
+    return Cascade(levels, given, miner, opt.cascade_fractions)
 
 
 def problem(opt):

@@ -156,10 +156,11 @@ def around(opt, build, miner):
     if of_images:
         raise ValueError(f'--daml does not work with --loss {opt.loss}, which takes {", ".join(sorted(of_images))}: '
                          'synthetic negatives have only features and embeddings')
+    lr = opt.lr if opt.daml_lr < 0 else opt.daml_lr
     return DeepAdversarial(
-        criterion, given, miner.listing(), opt.n_features, '_normalize' in opt.arch, opt.daml_layers,
-        opt.lr if opt.daml_lr < 0 else opt.daml_lr, opt.daml_weight, opt.daml_reg_weight, opt.daml_adv_weight,
-        opt.daml_margin, opt.daml_real_weight, opt.daml_delay)
+        criterion, given, miner.listing(), opt.n_features, '_normalize' in opt.arch, opt.daml_layers, lr,
+        opt.daml_weight, opt.daml_reg_weight, opt.daml_adv_weight, opt.daml_margin, opt.daml_real_weight,
+        opt.daml_delay)
 
 
 def problem(opt):

@@ -78,4 +78,5 @@ def around(opt, build, miner):
     if beyond:
         raise ValueError(f'--mahalanobis does not work with --loss {opt.loss}, which takes {", ".join(sorted(beyond))} '
                          'beside the embeddings')
-    return Mahalanobis(criterion, opt.embed_dim, opt.lr if opt.mahalanobis_lr < 0 else opt.mahalanobis_lr)
+    lr = opt.lr if opt.mahalanobis_lr < 0 else opt.mahalanobis_lr
+    return Mahalanobis(criterion, opt.embed_dim, lr)

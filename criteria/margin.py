@@ -109,7 +109,8 @@ class Criterion(torch.nn.Module):
         self.nu = opt.loss_margin_nu
         self.lr = opt.loss_margin_beta_lr
         self.batchminer = batchminer
-        beta = torch.full((1 if opt.loss_margin_beta_shared else opt.n_classes,), float(opt.loss_margin_beta))
+        n_betas = 1 if opt.loss_margin_beta_shared else opt.n_classes
+        beta = torch.full((n_betas,), float(opt.loss_margin_beta))
         self.beta = torch.nn.Parameter(beta, requires_grad=not opt.loss_margin_beta_constant)
 
     def forward(self, batch, labels, **kwargs):

@@ -101,7 +101,11 @@ class Flow(torch.nn.Module):
                 for layer in list(net)[2::2]:
                     torch.nn.init.xavier_uniform_(layer.weight)
                     torch.nn.init.zeros_(layer.bias)
-        n_embedders = {'dense_embed': 1}.get(cond_mode, n_blocks if cond_mode.startswith('dense_embed') else 0)
+        n_embedders = 0
+        if cond_mode == 'dense_embed':
+            n_embedders = 1
+        elif cond_mode.startswith('dense_embed'):
+            n_embedders = n_blocks
         self.embedders = torch.nn.ModuleList([mlp(dim, dim, dim, 2) for _ in range(n_embedders)])
 
     def conditions(self, condition):

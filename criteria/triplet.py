@@ -90,7 +90,8 @@ def triplet_loss(batch, triplets, margin=0.2, power=2.0, active_only=False, log=
         n_active = violations.count_nonzero()
         if log is not None:
             log.update(tuples=n_triplets, active_tuples=n_active)
-        return violations.sum() / torch.as_tensor(n_active if active_only else n_triplets).clamp(min=1)
+        n_counted = n_active if active_only else n_triplets
+        return violations.sum() / torch.as_tensor(n_counted).clamp(min=1)
 
 
 class Criterion(torch.nn.Module):

@@ -131,7 +131,8 @@ class ImageSet(torch.utils.data.Dataset):
         everyone = np.ones(len(self), bool)
         if self.is_query is None:
             return everyone, everyone
-        return self.is_query, ~self.is_query if self.in_gallery is None else self.in_gallery
+        in_gallery = ~self.is_query if self.in_gallery is None else self.in_gallery
+        return self.is_query, in_gallery
 
     @property
     def image_list(self):
@@ -245,12 +246,17 @@ def files_in(folder):
     return sorted(path for path in Path(folder).iterdir() if not path.name.startswith('.') and not path.is_dir())
 
 
+def kind_of_file(path):
+    if os.path.isdir(path):
+        return 'folder'
+    return Path(path).suffix.lower() or 'no extension'
+
+
 def note_ignored(ignored, file=None):
     """Prints how many files and folders are not images, by extension, and the first three. file: None: sys.stdout."""
     if not ignored:
         return
-    counts = Counter('folder' if os.path.isdir(path) else Path(path).suffix.lower() or 'no extension'
-                     for path in ignored)
+    counts = Counter(kind_of_file(path) for path in ignored)
     kinds = ', '.join(f'{kind} {number:,}' for kind, number in counts.most_common(5)) + ' ...' * (len(counts) > 5)
     names = ', '.join(map(decoding.shown, ignored[:3])) + ' ...' * (len(ignored) > 3)
     print(f'Note: not among the images, since their names have none of the extensions '

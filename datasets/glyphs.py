@@ -108,8 +108,10 @@ def render(letter, font, random):
     opened = ImageFont.truetype(str(font), round(SIDE * scale * random.uniform(0.5, 0.72)))
     ImageDraw.Draw(canvas).text((SIDE * scale // 2, SIDE * scale // 2), letter, fill=255, font=opened, anchor='mm')
     stroke = int(random.integers(-1, 3))
-    if stroke:
-        canvas = canvas.filter(ImageFilter.MinFilter(3) if stroke < 0 else ImageFilter.MaxFilter(2 * stroke + 1))
+    if stroke < 0:
+        canvas = canvas.filter(ImageFilter.MinFilter(3))
+    elif stroke > 0:
+        canvas = canvas.filter(ImageFilter.MaxFilter(2 * stroke + 1))
 
     angle = np.deg2rad(random.uniform(-20, 20))
     shear, stretch = random.uniform(-0.3, 0.3, 2)

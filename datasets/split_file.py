@@ -87,11 +87,13 @@ def read_split_lists(opt, what):
                         'optionally, val')
     for split in ('train', 'test', *found):
         entries = found.get(split)
-        if not isinstance(entries, list) or not entries or not all(isinstance(entry, str) or is_index(entry)
-                                                                   for entry in entries):
+        is_list = isinstance(entries, list) and all(isinstance(entry, str) or is_index(entry) for entry in entries)
+        if not is_list or not entries:
+            problem = 'empty' if is_list else 'not such a list'
+            if entries is None:
+                problem = 'missing'
             raise UserError(f'{what}: expected lists of class names or numbers, train and test, and optionally val, '
-                            f'none of them empty; {split} is ' + ('empty' if entries == [] else 'missing'
-                                                                  if entries is None else 'not such a list'))
+                            f'none of them empty; {split} is {problem}')
     return found
 
 

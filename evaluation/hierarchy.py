@@ -48,8 +48,8 @@ def ranked_levels(search, labels, reduce=lambda *ranked: ranked):
             some = levels.any(axis=1)
             part, levels = part[some], levels[some]
             if len(part):
-                levels = in_order(search, rows[part], scores[part[0]:part[-1] + 1] if some.all() else scores[part],
-                                  levels, blur[rows[part]])
+                own = scores[part[0]:part[-1] + 1] if some.all() else scores[part]           # a slice is no copy
+                levels = in_order(search, rows[part], own, levels, blur[rows[part]])
                 found.append((rows[part], *reduce(*positives(levels))))
         return found
 

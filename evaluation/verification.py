@@ -118,7 +118,8 @@ class Pairs:
                 mine = similarities[max(start - rows.start, 0):stop - rows.start]
                 mine[:, start:stop] = -2
                 if label not in tails:
-                    tails[label] = Tail(self.estimated_bin(label, mine, rates[-1]) if low is None else low)
+                    begins = self.estimated_bin(label, mine, rates[-1]) if low is None else low
+                    tails[label] = Tail(begins)
                 tails[label].add(mine)
         found = []
         for label, tail in tails.items():

@@ -158,7 +158,8 @@ class Counting:
         """Counts for a strip, tile by tile; in a symmetric matrix, only the tiles that no earlier strip has counted."""
         strip = self.strips[number]
         points = self.points(strip.queries)
-        for left in range(number * TILE if self.search.symmetric else 0, len(self.gallery), TILE):
+        first = number * TILE if self.search.symmetric else 0
+        for left in range(first, len(self.gallery), TILE):
             stopping.check()
             if self.stopped.is_set():                      # a strip takes seconds with a million images
                 break

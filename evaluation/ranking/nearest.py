@@ -74,7 +74,9 @@ def at_place(scores, k):
     # k groups of BLOCK images have one that reaches the bound, so that at least k images reach it
     best = scores[:, :n - n % BLOCK].reshape(len(scores), BLOCK, -1).max(axis=1, initial=-np.inf)
     bound = np.partition(best, -k, axis=1)[:, -k] if k <= best.shape[1] else np.full(len(scores), -np.inf)
-    return torch.from_numpy(bound if np.isfinite(bound).all() else np.partition(scores, -k, axis=1)[:, -k])
+    if not np.isfinite(bound).all():
+        bound = np.partition(scores, -k, axis=1)[:, -k]
+    return torch.from_numpy(bound)
 
 
 def distances(search, rows, images):
