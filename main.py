@@ -20,13 +20,12 @@ import parameters
 import parts
 import resuming
 from architectures.depth import gradients_by_block
-from records import checkpoint, columns, lock, reading, run_folder
-from records.checkpoint import LAST, Checkpoint
+from records import checkpoint, columns, lock, run_folder
+from records.checkpoint import Checkpoint
 from records.columns import Column
 from records.writing import Records
 from utilities import errors, processes, stopping
 from utilities.errors import RunFailed, UserError
-from utilities.files import remove_temporary
 from utilities.loading import TrainingLoader
 from utilities.randomness import derive, seed_everything
 from utilities.trace import Trace
@@ -37,7 +36,7 @@ def run(opt, arguments):
     built, state = begin(opt, arguments)
     with lock.held(state.folder), explained_stop(opt, state):
         if opt.resume:
-            continue_run(opt, state, arguments, built.data)
+            resuming.continue_run(opt, state, arguments, built.data.description)
         print(parts.summary(opt, state.folder, built, state.next_epoch))
         with Records(opt, state.folder, state.settings, state.next_epoch, state.records) as records:
             parts.keep_features(opt, built)
@@ -69,7 +68,7 @@ def begin(opt, arguments):
     files = configuration.checksums_of_files(settings)
     if opt.resume:
         folder = Path(opt.resume)
-        require_unchanged(opt, folder, built.data.description, files)
+        resuming.require_unchanged(folder, built.data.description, files)
     else:
         chosen = datasampler.chosen_later(opt)
         folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files)
@@ -84,15 +83,6 @@ def print_notes(opt, built):
             print(f'Note: the data have {changed} than {opt.reproduce}.')
     for sentence in effects.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
         print(f'Note: {sentence}', file=sys.stderr)
-
-
-def require_unchanged(opt, folder, description, files):
-    """Raises UserError if the data or the files of the run of --resume have changed since it began."""
-    run_folder.require_same_data(folder, description)
-    not_compared = {'csv', 'splits'}                         # what they say is in the description of the data
-    if parts.has_checkpoint(opt):
-        not_compared.add('start_from')                       # is not read again, and that run may have gone on
-    run_folder.require_same_files(folder, {name: files[name] for name in files if name not in not_compared})
 
 
 def checkpoint_in(folder, opt, settings, built):
@@ -112,35 +102,6 @@ def continued(opt, arguments):
         print(f'{folder}: this run is finished')
         return None
     return configuration.parse([*arguments, '--resume', str(folder)])
-
-
-def continue_run(opt, state, arguments, data):
-    """Restores the run of --resume, and records that it goes on."""
-    begins = {entry['at_epoch'] for entry in run_folder.read(state.folder).get('merged', [])}
-
-    def merges(epoch):
-        return opt.merge_argparse_when_resuming or epoch in begins
-
-    def differences(before, merging):
-        kinds = ['never'] if merging else ['never', 'merge']
-        return resuming.changes(before, state.settings, *kinds)
-
-    first = state.resume(differences, merges)
-    if first == 0:
-        last = reading.last_epoch(state.folder)
-        if last > 0:
-            raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {LAST} to continue '
-                            f'from; start a new run with its settings by --reproduce {state.folder}')
-    if opt.n_epochs < first - 1:
-        raise UserError(f'--n_epochs {opt.n_epochs}: {state.folder} has trained {first - 1} epochs already')
-    note_resumption(opt, state, arguments, data)
-
-
-@processes.rank_zero_only
-def note_resumption(opt, state, arguments, data):
-    remove_temporary(state.folder)
-    merged = parameters.flags_with('resume', 'merge') if opt.merge_argparse_when_resuming else ()
-    run_folder.note_resumption(state.folder, state.settings, arguments, state.next_epoch, data.description, merged)
 
 
 @contextlib.contextmanager
