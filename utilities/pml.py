@@ -171,10 +171,8 @@ class BatchMiner:
         self.log = library_statistics(self.miner) if self.has_log else {}
         if len(mined) == 3:
             return torch.stack(mined, dim=1)
-        anchors, positives, other_anchors, negatives = mined
         masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
-        masks[0][anchors, positives] = True
-        masks[1][other_anchors, negatives] = True
+        masks[0][mined[:2]], masks[1][mined[2:]] = True, True
         return masks[0], masks[1]
 
 

@@ -132,8 +132,8 @@ def connect():
     try:
         base, number, n = next(dist.rendezvous('env://', timeout=CONNECTING))      # may keep old entries
         store = dist.PrefixStore(os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), base)
-        backend = 'cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo'
-        dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=number, world_size=n)
+        dist.init_process_group('cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo', timeout=TIMEOUT,
+                                store=store, rank=number, world_size=n)
         patient = dist.new_group(backend='gloo', timeout=PATIENCE)
     except (KeyError, ValueError) as error:
         raise UserError(f'WORLD_SIZE is {os.environ["WORLD_SIZE"]}, but the other variables of torchrun are not set '
