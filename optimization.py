@@ -45,7 +45,8 @@ def select(opt, model, criterion, n_steps=1):
            for group in criteria.parameter_groups(criterion)]
     check_once(network + own, criteria.optimizers(criterion))
     embedding = [group for group in network if group['name'].startswith('embedding')]
-    groups, further = [group for group in network if not group['name'].startswith('embedding')], {}
+    groups = [group for group in network if not group['name'].startswith('embedding')]
+    further = {}
     for part, of_part in (('embed', embedding), ('loss', own)):
         if not of_part or getattr(opt, f'{part}_optim') is None:
             groups += of_part
@@ -79,13 +80,17 @@ def arguments_of_flags(opt, flag):
 def check_arguments(opt):
     """Raises UserError for arguments of an optimizer that have flags, or with which torch takes no step."""
     for flag in ('optim', 'embed_optim', 'loss_optim'):
-        given, name = getattr(opt, f'{flag}_args'), getattr(opt, flag)
+        name = getattr(opt, flag)
+        given = getattr(opt, f'{flag}_args')
         if len(given) > 1:
             raise UserError(f'--{flag}_args: expected one mapping, not {len(given)}')
         if not given or name is None:
             continue
         by_flags = arguments_of_flags(opt, flag)
-        if given[0].keys() & {'lr', 'weight_decay', *(by_flags if flag == 'optim' else ())}:
+        with_flags = {'lr', 'weight_decay'}
+        if flag == 'optim':
+            with_flags |= by_flags.keys()
+        if given[0].keys() & with_flags:
             raise UserError(f'--{flag}_args {given[0]}: --lr, --decay, --momentum and --adam_eps give the learning '
                             'rate, weight decay, momentum and eps')
         parameter = torch.nn.Parameter(torch.zeros(2, 2))
@@ -99,10 +104,14 @@ def check_arguments(opt):
 
 def check_once(groups, own):
     """Raises UserError where a parameter is in the groups and in one of a criterion's own optimizers, or in two."""
+    if not own:
+        return
     trained = [id(parameter) for optimizer in own for parameter in optimizer_parameters(optimizer)]
-    for group in groups if own else ():
+    for group in groups:
         params = group['params']
-        trained += map(id, [params] if isinstance(params, torch.Tensor) else params)
+        if isinstance(params, torch.Tensor):
+            params = [params]
+        trained += map(id, params)
     if len(trained) > len({*trained}):
         raise UserError('a parameter of the criterion is trained twice: leave the parameters of each of its '
                         'optimizers() out of its optim_dict_list, and of its other optimizers')
@@ -122,16 +131,19 @@ def network_groups(opt, model):
     else:
         places = depth.depths(model.backbone)
         last = max(places.values())
-        parts = [('backbone' if place == last else f'backbone_{place}',
-                  {f'backbone.{name}': backbone[f'backbone.{name}'] for name in places if places[name] == place},
-                  opt.lr * opt.layer_decay ** (last - place)) for place in range(last, -1, -1)]
+        parts = []
+        for place in range(last, -1, -1):
+            group = 'backbone' if place == last else f'backbone_{place}'
+            named = {f'backbone.{name}': backbone[f'backbone.{name}'] for name in places if places[name] == place}
+            parts.append((group, named, opt.lr * opt.layer_decay ** (last - place)))
     excluded = without_decay(opt, model)
     groups = []
     for group, named, lr in [*parts, ('embedding', head, fc_lr)]:
         rest = [parameter for name, parameter in named.items() if name not in excluded]
         groups += [{'name': group, 'params': rest, 'lr': lr}]
-        if found := [parameter for name, parameter in named.items() if name in excluded]:
-            groups += [{'name': f'{group}_no_decay', 'params': found, 'lr': lr, 'weight_decay': 0.0}]
+        undecayed = [parameter for name, parameter in named.items() if name in excluded]
+        if undecayed:
+            groups += [{'name': f'{group}_no_decay', 'params': undecayed, 'lr': lr, 'weight_decay': 0.0}]
     return groups
 
 
@@ -251,7 +263,10 @@ class Schedule:
     """
 
     def __init__(self, opt, optimizer, n_steps=1, further=None):
-        self.opt, self.optimizer, self.n_steps, self.further = opt, optimizer, n_steps, further or {}
+        self.opt = opt
+        self.optimizer = optimizer
+        self.n_steps = n_steps
+        self.further = further or {}
         self.initial = [{'lr': group['lr'], 'weight_decay': group['weight_decay']} for group in self.groups]
 
     @property
@@ -270,16 +285,21 @@ class Schedule:
         n_warmup = self.opt.lr_warmup
         if n_warmup and self.opt.lr_warmup_unit == 'epochs':
             n_warmup *= self.n_steps
-        return self.scheduled(step) * (step / n_warmup if step < n_warmup else 1)
+        factor = self.scheduled(step)
+        if step < n_warmup:
+            factor *= step / n_warmup
+        return factor
 
     def scheduled(self, step):
         """The factor of --scheduler; step and cosine change after whole epochs, onecycle in each step."""
-        opt, n_trained = self.opt, (step - 1) // self.n_steps
+        opt = self.opt
+        n_trained = (step - 1) // self.n_steps                           # epochs
         if opt.scheduler == 'step':
             return opt.gamma ** sum(n_trained >= epoch for epoch in opt.tau)
         if opt.scheduler == 'cosine':
-            n_counted, floor = n_trained - opt.cosine_delay, opt.lr_floor
-            return between(1, floor, min(1, n_counted / opt.n_epochs)) if n_counted > 0 else 1
+            n_annealed = n_trained - opt.cosine_delay
+            floor = opt.lr_floor
+            return between(1, floor, min(1, n_annealed / opt.n_epochs)) if n_annealed > 0 else 1
         if opt.scheduler == 'onecycle':
             floor = opt.lr_floor
             last = opt.n_epochs * self.n_steps - 1                       # steps counted from 0, as in torch
@@ -309,7 +329,8 @@ class MovingAverage:
     """
 
     def __init__(self, network, decay):
-        self.network, self.decay = network, decay
+        self.network = network
+        self.decay = decay
         self.average = copy.deepcopy(network).requires_grad_(False)
 
     @torch.no_grad()

@@ -55,13 +55,16 @@ def add_methods(add, switch, start, registry, shared=None):
     start:  what the flags begin with, with {} for the method's name.
     shared: {a file that declares flags of several methods: the methods that use all of them}
     """
-    flags, users = {}, {}
+    flags = {}
+    users = {}
     for name, module in registry.items():
-        flags |= (own := method_flags.declared(module, start.format(name)))
+        own = method_flags.declared(module, start.format(name))
+        flags |= own
         for flag in [*own, *getattr(module, 'USES', ())]:
             users.setdefault(flag, []).append(name)
     for module, names in (shared or {}).items():
-        flags |= (own := method_flags.declared(module, start))
+        own = method_flags.declared(module, start)
+        flags |= own
         for flag in own:
             users.setdefault(flag, []).extend(names)
     for flag, values in flags.items():
@@ -79,6 +82,14 @@ def add_method_flag(add, switch, flag, values, **known):
 def never_begins(flag, is_too_short, opt, n_steps):
     """Whether a run has too few steps for a flag that a method counts them by; one that is not read has no effect."""
     return namespace.is_read(opt, flag) and is_too_short(getattr(opt, flag), n_steps)
+
+
+def warms_up_to_the_end(opt, n_steps):
+    """Whether --lr_warmup takes all epochs or steps of a run."""
+    if not opt.lr_warmup:
+        return False
+    n = opt.n_epochs if opt.lr_warmup_unit == 'epochs' else n_steps
+    return opt.lr_warmup >= n
 
 
 def run_parameters(parser):
@@ -285,14 +296,13 @@ def training_parameters(parser):
         help='cosine and onecycle: last value of the learning rates, as a fraction of the rates')
     add('--cosine_delay', type=COUNT, default=0,
         never=('the learning rates never fall', lambda opt, n_steps: (
-            opt.scheduler == 'cosine' and 0 < opt.cosine_delay >= opt.n_epochs - 1)),
+            opt.scheduler == 'cosine' and opt.cosine_delay > 0 and opt.cosine_delay >= opt.n_epochs - 1)),
         help='cosine: number of first epochs at the full rates; the annealing begins after them and would take '
              '--n_epochs')
     add('--onecycle_peak', type=FRACTION, default=0.3,
         help='onecycle: fraction of all steps after which the learning rates are highest')
     add('--lr_warmup', type=COUNT, default=0,
-        never=('the learning rates are never those of the flags', lambda opt, n_steps: 0 < opt.lr_warmup >= (
-            opt.n_epochs if opt.lr_warmup_unit == 'epochs' else n_steps)),
+        never=('the learning rates are never those of the flags', warms_up_to_the_end),
         help='number of epochs or steps at the start in which all learning rates rise; 0 means no warm-up')
     add('--lr_warmup_unit', choices=['epochs', 'steps'], default='epochs', help='unit of --lr_warmup')
     add('--ema', type=FRACTION, metavar='DECAY',
@@ -304,7 +314,7 @@ def training_parameters(parser):
                lambda opt, n_steps: opt.scheduler == 'step' and opt.tau != NO_DECAY and max(opt.tau) >= opt.n_epochs),
         help='epochs after which the step schedule multiplies the learning rates by --gamma')
     add('--warmup', type=COUNT, default=0,
-        never=('the backbone is never trained', lambda opt, n_steps: 0 < opt.warmup >= opt.n_epochs),
+        never=('the backbone is never trained', lambda opt, n_steps: opt.warmup > 0 and opt.warmup >= opt.n_epochs),
         help='number of epochs at the start in which the backbone is not trained; 0 means none')
 
 

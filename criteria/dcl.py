@@ -61,7 +61,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.temperature, self.weighted = opt.loss_dcl_temperature, opt.loss_dcl_weighted
+        self.temperature = opt.loss_dcl_temperature
+        self.weighted = opt.loss_dcl_weighted
         self.sigma = opt.loss_dcl_sigma if self.weighted else None
 
     def forward(self, batch, labels, reduction='mean', **kwargs):

@@ -100,10 +100,13 @@ def are_same(settings, config, chosen=(), files=None):
     whose settings have changed within the run is none.
     """
     flags = config['flags']
-    return not config.get('merged') and {*chosen} <= {*config.get('chosen', ())} and all(
-        flags[name] == value for name, value in settings.items() if name in flags) and all(
-        flags.get(name) == path or has_content(path, config.get('files', {}).get(name))
-        for name, path in (files or {}).items())
+    if config.get('merged') or not {*chosen} <= {*config.get('chosen', ())}:
+        return False
+    if any(flags[name] != value for name, value in settings.items() if name in flags):
+        return False
+    checksums = config.get('files', {})
+    return all(flags.get(name) == path or has_content(path, checksums.get(name))
+               for name, path in (files or {}).items())
 
 
 def has_content(path, checksum):
@@ -113,7 +116,8 @@ def has_content(path, checksum):
 def progress(folder):
     """(whether the run is finished, its last recorded epoch or −1)"""
     run = read(folder)
-    return run.state == FINISHED, run.rows[-1]['epoch'] if run.rows else -1
+    last = run.rows[-1]['epoch'] if run.rows else -1
+    return run.state == FINISHED, last
 
 
 def is_finished(folder):
@@ -149,7 +153,8 @@ def read_texts(file):
 def last_epoch(folder):
     """The last epoch that a run folder has a record of; −1 where it has none."""
     rows = read_rows(folder / 'log.csv')
-    return max(read_summary(folder / 'summary.json')[1], rows[-1]['epoch'] if rows else -1)
+    in_log = rows[-1]['epoch'] if rows else -1
+    return max(in_log, read_summary(folder / 'summary.json')[1])
 
 
 def read_summary(file, n_epochs=None):
@@ -190,7 +195,8 @@ def run_progress(folder, flags, rows, summary):
     if [row['epoch'] for row in rows] != list(range(len(rows))) and flags.get('eval_every', 1) == 1:
         raise UserError(f'{folder}/log.csv: rows are missing: its epochs are not 0, 1, 2 and so on; copy it again, or '
                         'leave the run out')
-    if last > (rows[-1]['epoch'] if rows else -1):
+    in_log = rows[-1]['epoch'] if rows else -1
+    if last > in_log:
         raise UserError(f'{folder}/log.csv: {reached(flags, rows)}, but summary.json has epoch {last}: rows are '
                         'missing; copy it again, or leave the run out')
     return FINISHED if finished else f'unfinished: {reached(flags, rows)}'

@@ -61,10 +61,12 @@ def make(opt, settings, arguments, description, chosen, files, is_same):
     config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),
               'git_commit': git_commit(), 'split_hash': description['hash'],
               'test_hash': test.get('hash'), 'test_images_hash': test.get('images_hash'),
-              'image_hashes': description['image_hashes'], 'run_id': uuid.uuid4().hex[:8],
-              **({'splits_file': description['splits_file']} if 'splits_file' in description else {}),
-              **({'files': files} if files else {}),
-              'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
+              'image_hashes': description['image_hashes'], 'run_id': uuid.uuid4().hex[:8]}
+    if 'splits_file' in description:
+        config['splits_file'] = description['splits_file']
+    if files:
+        config['files'] = files
+    config |= {'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
     unfinished = parent / f'.{name}.{uuid.uuid4().hex[:8]}'     # in containers, process ids repeat
     try:
         remove_stale(parent / name)
@@ -110,7 +112,8 @@ def require_same_data(folder, description):
     if ours != before:
         raise UserError(f'--resume {folder}: the content of the --splits file (hash {ours}) is not the content that '
                         f'the run began with (hash {before}); give that file')
-    if changed := changed_data(config, description):
+    changed = changed_data(config, description)
+    if changed:
         raise UserError(f'--resume {folder}: the data have {changed} than this run began with; --source_path must lead '
                         'to the same data')
 
@@ -125,7 +128,8 @@ def file_checksum(place):
 def require_same_files(folder, files):
     """Raises UserError where a file that a flag names has changed since the run began. files: as for create()."""
     before = read(folder).get('files', {})
-    if changed := [name for name in files if before.get(name, files[name]) != files[name]]:
+    changed = [name for name in files if before.get(name, files[name]) != files[name]]
+    if changed:
         raise UserError(f'--resume {folder}: the file of --{changed[0]} has changed since the run began; give the file '
                         'of that time')
 
@@ -137,7 +141,8 @@ def changed_data(config, description):
     """
     if config['split_hash'] != description['hash']:
         return f'other classes or numbers of images (hash {description["hash"]}, not {config["split_hash"]})'
-    before, now = config.get('image_hashes', {}), description.get('image_hashes', {})
+    before = config.get('image_hashes', {})
+    now = description.get('image_hashes', {})
     changed = [name for name in before if now.get(name, before[name]) != before[name]]
     return f'other {", ".join(changed)}, or another order of images,' if changed else ''
 
@@ -219,12 +224,13 @@ def as_yaml(content):
 
 def without_secrets(arguments, secrets):
     """The command line's arguments without the flags named in `secrets` and their values."""
-    kept, skip = [], False
+    kept = []
+    is_value = False                                         # of the flag before it
     for argument in arguments:
-        if skip:
-            skip = False
+        if is_value:
+            is_value = False
         elif argument.split('=')[0].removeprefix('--') in secrets:
-            skip = '=' not in argument
+            is_value = '=' not in argument
         else:
             kept.append(argument)
     return kept
@@ -255,4 +261,5 @@ def git_commit():
         return None
     if commit.returncode:
         return None
-    return commit.stdout.strip() + ('+' if git('status', '--porcelain', '--untracked-files=no').stdout.strip() else '')
+    changed = git('status', '--porcelain', '--untracked-files=no').stdout.strip()
+    return f'{commit.stdout.strip()}+' if changed else commit.stdout.strip()

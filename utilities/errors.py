@@ -82,8 +82,9 @@ def causes(error):
 def machine_reason(error, folder):
     """Why a run that writes to `folder` ended with `error`, if the cause is the machine; None for any other cause."""
     folder = Path(folder)
-    is_missing = any(isinstance(one, FileNotFoundError) and one.filename and folder in (
-        path := Path(os.fsdecode(one.filename)), *path.parents) for one in causes(error))
+    missing = [Path(os.fsdecode(one.filename)) for one in causes(error)
+               if isinstance(one, FileNotFoundError) and one.filename]
+    is_missing = any(folder in (path, *path.parents) for path in missing)
     if is_missing or not (folder / 'config.yaml').exists():  # while it is being removed, config.yaml may still be there
         return f'The run folder {folder} was removed while the run was writing to it.'
     for one in filter(is_disk_error, causes(error)):

@@ -48,7 +48,8 @@ def writing(path):
     try:
         yield
     except Exception as error:  # libraries raise their own errors from the system's errors
-        if cause := next(filter(is_disk_error, causes(error)), None):
+        cause = next(filter(is_disk_error, causes(error)), None)
+        if cause:
             raise Unwritable(path, cause) from error
         raise
 
@@ -124,7 +125,8 @@ def require_writable_folder(folder, flag):
     try:
         above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not above.is_dir():
-            raise UserError(f'{flag} {folder}: {"it" if above == folder else above} is a file; give a folder')
+            file = 'it' if above == folder else above
+            raise UserError(f'{flag} {folder}: {file} is a file; give a folder')
         try_to_write(above / 'file')
     except OSError as error:
         raise UserError(f'{flag} {folder}: nothing can be written there ({error.strerror}); choose another '
@@ -155,7 +157,8 @@ def describe_kind(path, error):
         start = file.read(1024)
     if not start:
         return 'an empty file'
-    if found := re.search(r'GLOBAL (\S+)', str(error)):
+    found = re.search(r'GLOBAL (\S+)', str(error))
+    if found:
         return f'a pickle of objects other than tensors ({found[1]})'
     if 'TorchScript' in str(error):
         return 'a TorchScript program'

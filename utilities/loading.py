@@ -27,8 +27,10 @@ class Loader(torch.utils.data.DataLoader):
     """
 
     def __init__(self, dataset, **arguments):
-        if transform := getattr(dataset, 'transform', None):
-            dataset, arguments['collate_fn'] = Loaded(dataset), Collate(transform)
+        transform = getattr(dataset, 'transform', None)
+        if transform:
+            dataset = Loaded(dataset)
+            arguments['collate_fn'] = Collate(transform)
         if arguments.get('num_workers') and sys.platform == 'linux':
             # forkserver, the default since Python 3.14, would import all packages again in each worker
             arguments['multiprocessing_context'] = 'fork'
@@ -121,7 +123,11 @@ class TrainingLoader:
     """
 
     def __init__(self, opt, dataset, sampler):
-        self.opt, self.dataset, self.sampler, self.batches, self.whole = opt, dataset, sampler, [], []
+        self.opt = opt
+        self.dataset = dataset
+        self.sampler = sampler
+        self.whole = []                                      # the epoch's batches
+        self.batches = []                                    # the parts of them that this process loads
         self.n_epochs = 0
         n_workers = workers(opt)
         self.loader = Loader(

@@ -16,7 +16,8 @@ def parts(opt):
 
     Raises UserError where the numbers of losses and miners differ.
     """
-    losses, miners = opt.loss.split('+'), unnoted(opt).batch_mining.split('+')
+    losses = opt.loss.split('+')
+    miners = unnoted(opt).batch_mining.split('+')
     miners = miners * len(losses) if len(miners) == 1 else miners
     if len(miners) != len(losses):
         raise UserError(f'--batch_mining {opt.batch_mining}: give one miner, or one for each loss of --loss {opt.loss} '
@@ -92,7 +93,10 @@ class Miner:
     """
 
     def __init__(self, batchminer, name, takes_masks, use='triplets'):
-        self.batchminer, self.name, self.takes_masks, self.use = batchminer, name, takes_masks, use
+        self.batchminer = batchminer
+        self.name = name
+        self.takes_masks = takes_masks
+        self.use = use
         self.mined = None                                                 # the tuples of the last batch
         self.tuples = None                                                # those that a wrapper or the caller gives
         is_public = hasattr(batchminer, 'name')                           # a miner of the public code
@@ -131,7 +135,8 @@ def fitted(loss, batchminer, name):
     """The Miner in the form in which a loss, given as its file, takes tuples. name: --batch_mining."""
     of_pairs = {*(loss.ALLOWED_MINING_OPS or ['any'])} <= {*PAIRS}
     takes_masks = of_pairs or getattr(loss, 'ACCEPTS_MASKS', False)
-    return Miner(batchminer, name, takes_masks, 'own' if of_pairs else 'triplets')
+    use = 'own' if of_pairs else 'triplets'
+    return Miner(batchminer, name, takes_masks, use)
 
 
 def checked(mined, batch):

@@ -11,7 +11,8 @@ import re
 import subprocess
 from pathlib import Path
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3                           # the parameters' numbers in glibc's malloc.h
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3                           # the parameters' numbers in glibc's malloc.h
 KEPT = 2 ** 31 - 1                                                # bytes of freed memory that a process keeps at most
 MAPPED_FROM = 2 ** 30                                             # bytes; larger blocks are returned when freed
 

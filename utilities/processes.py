@@ -115,7 +115,8 @@ def together():
             dist.barrier(group=patient)                      # until process 0 has written everything
     except Exception as error:
         if store.compare_set('first to fail', '', str(rank())) != str(rank()).encode():
-            raise Ended(2 if isinstance(error, UserError) else 1) from None
+            code = 2 if isinstance(error, UserError) else 1
+            raise Ended(code) from None
         if isinstance(error, (UserError, RunFailed)):
             raise
         traceback.print_exc()
@@ -200,16 +201,19 @@ def start(n, command, environment):
     logging.disable()                                        # the processes themselves say why they end
     os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] = ''        # none: stopping.py handles them
     base = local_store()
-    defaults = dict.fromkeys(('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME'), 'lo0' if sys.platform == 'darwin' else 'lo')
+    loopback = 'lo0' if sys.platform == 'darwin' else 'lo'
+    defaults = {'GLOO_SOCKET_IFNAME': loopback, 'NCCL_SOCKET_IFNAME': loopback}
     common = defaults | {'OMP_NUM_THREADS': str(max(1, n_cores() // n))} | os.environ | environment | {
         'MASTER_ADDR': HERE, 'MASTER_PORT': str(base.port), 'TORCHELASTIC_USE_AGENT_STORE': str(True),
         'WORLD_SIZE': str(n), 'LOCAL_WORLD_SIZE': str(n)}
     variables = {number: common | {'RANK': str(number), 'LOCAL_RANK': str(number)} for number in range(n)}
     running = elastic.start_processes('run', command[0], dict.fromkeys(variables, tuple(command[1:])), variables,
                                       logs_specs=elastic.DefaultLogsSpecs(os.devnull))
+    result = None
     try:
-        while (result := running.wait(timeout=1, period=stopping.POLL)) is None:
+        while result is None:
             stopping.check()
+            result = running.wait(timeout=1, period=stopping.POLL)
     finally:
         running.close(timeout=2 * GRACE)
     codes = {failure.exitcode for failure in result.failures.values()} or {0}
