@@ -122,10 +122,11 @@ def explained_stop(opt, state):
         with processes.ending_together(), errors.undeclared_flags():
             yield
     except KeyboardInterrupt:
-        print(f'\nStopped. To continue: python main.py --resume {state.folder}')
+        if state.folder.exists():                            # else another process has removed it
+            print(f'\nStopped. To continue: python main.py --resume {state.folder}')
         raise
     except UserError:
-        if not opt.resume and not state.trained and processes.is_main():
+        if not opt.resume and not state.trained:
             shutil.rmtree(state.folder, ignore_errors=True)  # nothing is lost, and the name is free again
         raise
     except Exception as error:

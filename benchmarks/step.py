@@ -136,7 +136,7 @@ def shared(rank, n, flags, folder):
     gpu = on_gpu(flags)
     if gpu:
         torch.cuda.set_device(rank)
-    dist.init_process_group('nccl' if gpu else 'gloo', f'file://{folder}/group', rank=rank, world_size=n)
+    dist.init_process_group('cpu:gloo,cuda:nccl' if gpu else 'gloo', f'file://{folder}/group', rank=rank, world_size=n)
     case = Case(flags)
     torch.save((median(measure({'step': case.step})['step']), case.memory(case.step)), f'{folder}/{rank}.pt')
     dist.destroy_process_group()

@@ -40,13 +40,16 @@ class Checkpoint:
         self.best, self.row, self.records, self.trained = {}, None, None, False     # trained: an epoch or more
         self.last, self.next_epoch = self.folder / LAST, 0
 
-    @processes.rank_zero_only
     def save(self, epoch, row, records=None):
         """
-        Writes the state after `epoch`, and the network for each metric whose value in `row` is the best so far.
+        Writes the state after `epoch`, and the network for each metric whose value in `row` is the best so far, in
+        process 0.
 
         The best networks are written first: a run that is killed in between repeats the epoch and writes them again.
         """
+        self.trained = epoch > 0
+        if not processes.is_main():
+            return
         states = {name: part.state_dict() for name, part in self.parts.items()}
         common = {'settings': self.settings, 'epoch': epoch, 'row': row} | (self.origin or {})
         if any(map(columns.parse, row)):
@@ -58,7 +61,7 @@ class Checkpoint:
                 self.best[name] = row
                 network = {part: states[part] for part in ('model', 'criterion', 'ema') if part in states}
                 self.write(f'checkpoint_{name}.pt', common | network)
-        self.trained, self.records = epoch > 0, records
+        self.records = records
         self.write(LAST, common | states | {'best': self.best, 'row': self.row, 'records': records})
 
     def write(self, name, content):

@@ -6,12 +6,9 @@ install() is for programs that launching/fork_server.py has forked itself, and t
 import json
 import multiprocessing.forkserver
 import os
-import subprocess
 import sys
-import types
 
 from launching import fork_server, process
-from utilities import processes
 
 HERE = os.path.dirname(__file__)
 
@@ -26,10 +23,14 @@ def install(n_processes=0):
         return
     server.ensure_running = lambda: None
     if n_processes:
-        spares = [Spare() for _ in range(n_processes)]
-        processes.subprocess = types.SimpleNamespace(
-            Popen=lambda command, env, start_new_session: spares.pop().become(command, env),
-            TimeoutExpired=subprocess.TimeoutExpired)
+        install_processes(n_processes)
+
+
+def install_processes(n):
+    """From now on, the n processes that processes.start() starts are forks of this one."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+    spares = [Spare() for _ in range(n)]
+    subprocess_handler.Popen = lambda args, env, **options: spares.pop().become(args, env)
 
 
 def install_torchrun():

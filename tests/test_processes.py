@@ -4,51 +4,36 @@ import os
 import re
 import signal
 import subprocess
-import sys
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from records import lock
 from tests.blank.plots import MAIN
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, assert_same_end, executed, executing, folder_of, rows_of, started, wait_for
-from utilities import processes
-from utilities.errors import RunFailed
 
-# Runs of several processes, forked from one that has imported everything; each run is described by a list: the number
-# of processes, the arguments of main.py, and a statement that process `rank` executes before. Prints the exit codes.
+# Runs of several processes, as main.py --gpu starts them, but forked from one that has imported everything; each run is
+# described by a list: the number of processes, the arguments of main.py, and a statement that process `rank` executes
+# before. Prints the exit codes of the runs.
 FORKER = """
-import functools, json, os, signal, sys
-import torch, torch.distributed as dist
+import functools, json, os, sys
 import main
 from retrieval import actions
-from utilities import processes, stopping
+from tests import forks
+from utilities import errors, processes, stopping
 
 main.parameters.build = functools.cache(main.parameters.build)
 main.parameters.build()
 for n, arguments, before in json.loads(sys.argv[1]):
-    reading, writing = os.pipe()
-    host = os.fork()
-    if not host:
-        store = processes.local_store()
-        os.write(writing, str(store.port).encode())
-        signal.pause()
-    port, children = os.read(reading, 9).decode(), []
-    for rank in range(n):
-        children.append(os.fork())
-        if not children[-1]:
-            os.environ |= {'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': str(n), 'LOCAL_WORLD_SIZE': str(n),
-                           'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port,
-                           'TORCHELASTIC_USE_AGENT_STORE': 'True', 'TORCHELASTIC_RESTART_COUNT': '0'}
-            stopping.install()
-            exec(before)
-            processes.leave(main.main(arguments))
-    print('codes', *[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], flush=True)
-    os.kill(host, signal.SIGKILL)
-    os.waitpid(host, 0)
+    launcher = os.fork()
+    if not launcher:
+        forks.install_processes(n)
+        stopping.install()
+        processes.GRACE = 3
+        command = [sys.executable, f'{forks.HERE}/run_after.py', before, *arguments]
+        os._exit(errors.exit_code('main.py', lambda: processes.start(n, command, {})))
+    print('code', os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1]), flush=True)
 """
 # For `before`: calls hook() in process `number` where an epoch after the first one begins.
 AT_EPOCH_2 = """
@@ -58,43 +43,29 @@ def disturb(number, hook, train_epoch=main.train_epoch):
             hook()
         return train_epoch(opt, built, loader, epoch)
     main.train_epoch = disturbed
-def fail():
-    raise ZeroDivisionError('of this test')
-def foreign_result():
-    n = processes.store().add('run_on_rank_zero/calls of 0', 0) + 1
-    write_foreign({f'run_on_rank_zero/{n}/0': None, f'run_on_rank_zero/{n}': '1'})
-def foreign_end():
-    write_foreign({processes.ENDED: None})
-def write_foreign(entries):
-    import pickle
-    class Attack:
-        def __reduce__(self):
-            return os.mkdir, ('executed',)
-    for key, value in entries.items():
-        processes.store().set(key, value or pickle.dumps(Attack()))
+def stop_all():
+    os.kill(os.getppid(), 15)
     while not stopping.requested:
         pass
-def interrupted_in_a_long_call():
-    import hashlib, threading
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    hashlib.pbkdf2_hmac('sha256', b'', b'', 5_000_000)           # in C; Python calls the handler only afterwards
+def fail():
+    raise ZeroDivisionError('of this test')
 """
-# For `before`: the variables of a process that no launcher has started, as under srun; process 0 hosts the store.
-WITHOUT_LAUNCHER = """
-del os.environ['TORCHELASTIC_USE_AGENT_STORE'], os.environ['LOCAL_WORLD_SIZE']
-os.environ['MASTER_PORT'] = str(30000 + os.getppid() % 20000)
+# For `before`: torch can unpickle nothing that another process sends.
+WITHOUT_PICKLE = """
+from torch.distributed import distributed_c10d
+distributed_c10d._tensor_to_object = distributed_c10d._unpickler = None
 """
 FEW = ['--iterations_per_epoch', '2', '--evaluation_metrics', 'e_recall@1', 'nmi', 'rho_spectrum@0']
 
 
 def runs(folder, *plan, seconds=1200):
-    """Runs the plan [(n, arguments, before)]; returns ([exit codes of each], output, errors), of files in `folder`."""
+    """Runs the plan [(n, arguments, before)]; returns ([exit code of each], output, errors), of files in `folder`."""
     plan = [[n, [str(argument) for argument in arguments], ''.join(before)] for n, arguments, *before in plan]
     code, out, error = executed(folder, FORKER, json.dumps(plan), seconds=seconds)
     assert code == 0, error
-    codes = re.findall(r'^codes (.*)$', out, re.MULTILINE)
+    codes = re.findall(r'^code (.*)$', out, re.MULTILINE)
     assert len(codes) == len(plan), out + error
-    return [list(map(int, line.split())) for line in codes], out, error
+    return list(map(int, codes)), out, error
 
 
 OF_NETWORK = 'main.work = actions.work'                  # the processes run Evaluate_Network.py
@@ -107,10 +78,10 @@ def test_metrics_are_those_of_one_process(quick, tmp_path):
     plan += [(n, ['--evaluate', whole[0], '--bs', '30', '--eval_reference', 'all', '--pca', '4', '--eval_autocast',
                   'bfloat16', '--no_train_metrics', 'false']) for n in (1, 3)]
     codes, out, error = runs(tmp_path, *plan)
-    assert codes == [[0] * n for n, *_ in plan], error
+    assert codes == [0] * len(plan), error
     assert_same_end(*whole)
     assert len(list(whole[0].parent.iterdir())) == 2 == out.count('run folder: ') / 2 == out.count('Done.')
-    one, three = (part.splitlines()[1:] for part in re.split(r'^codes .*$', out, flags=re.MULTILINE)[2:4])
+    one, three = (part.splitlines()[1:] for part in re.split(r'^code .*$', out, flags=re.MULTILINE)[2:4])
     assert one == three and one[0].endswith(', epoch 0') and len(one) >= 5
 
 
@@ -123,7 +94,7 @@ def test_embeddings_and_pictures_are_those_of_one_process(quick, run, tmp_path):
                       '--splits_to_eval', 'test'], OF_NETWORK),
                  (n, [folder, 'pictures', tmp_path / f'drawn{n}'], OF_NETWORK)]
     codes, _, error = runs(tmp_path, *plan)
-    assert codes == [[0] * n for n, *_ in plan], error
+    assert codes == [0] * len(plan), error
     files = [np.load(tmp_path / f'{n}.npz') for n in (1, 3)]
     assert len(files[0]['labels']) == 36
     assert all(np.array_equal(files[0][name], files[1][name]) for name in files[0].files)
@@ -131,26 +102,25 @@ def test_embeddings_and_pictures_are_those_of_one_process(quick, run, tmp_path):
     assert names[0] == names[1] != []
 
 
-def test_results_of_process_0_may_be_large_and_leave_nothing_in_the_store(quick, tmp_path):
-    """A value of a TCPStore has at most 8 MiB, and the batches of an epoch of a million images have more."""
-    run_on_rank_zero = ('sizes = lambda: [len(processes.run_on_rank_zero("a".__mul__, 20 << 20)) for _ in range(4)]\n'
+def test_results_of_process_0_may_be_large_and_take_longer_than_a_step(quick, tmp_path):
+    results = ('import time\n'
+               'from datetime import timedelta\n'
+               'processes.TIMEOUT = timedelta(seconds=2)\n'
                'def work(arguments):\n'
-               '    before = processes.run_on_rank_zero(processes.store().num_keys)\n'
-               '    right = sizes() == [20 << 20] * 4\n'
-               '    dist.all_reduce(torch.zeros(1))\n'
-               '    return 0 if right and processes.store().num_keys() <= before + 6 else 1\n'
+               '    processes.run_on_rank_zero(time.sleep, 4)\n'
+               '    sizes = [len(processes.run_on_rank_zero("a".__mul__, 20 << 20)) for _ in range(3)]\n'
+               '    pairs = processes.run_on_rank_zero(lambda: {"pairs": [(1, 2.5)]})["pairs"]\n'
+               '    return 0 if sizes == [20 << 20] * 3 and [*map(tuple, pairs)] == [(1, 2.5)] else 1\n'
                'main.work = work')
-    codes, _, error = runs(tmp_path, (3, quick, run_on_rank_zero))
-    assert codes == [[0, 0, 0]], error
+    codes, _, error = runs(tmp_path, (3, quick, results))
+    assert codes == [0], error
 
 
-def test_a_value_that_another_program_has_put_into_the_store_is_refused_and_never_executed(quick, tmp_path):
-    plan = [(2, [*quick, *FEW], AT_EPOCH_2, f'os.chdir({str(tmp_path)!r})\ndisturb(0, {hook})')
-            for hook in ('foreign_result', 'foreign_end')]
-    codes, _, error = runs(tmp_path, *plan)
-    assert codes == [[1, 1]] * 2 and not (tmp_path / 'executed').exists()
-    assert error.count(f'main.py: the run failed: {processes.FOREIGN}') == 2 and 'Traceback' not in error
-    assert processes.exit_code_in(b'3 130') == 130 and processes.exit_code_in(b'\x80\x04.') == 1
+def test_nothing_is_unpickled_that_another_process_sends(quick, tmp_path):
+    """What is no JSON is refused where it is sent."""
+    codes, _, error = runs(tmp_path, (2, [*quick, *FEW], WITHOUT_PICKLE),
+                           (2, quick, 'main.work = lambda arguments: processes.run_on_rank_zero(object)'))
+    assert codes == [0, 1] and error.count('TypeError: ') == 1, error
 
 
 def test_what_the_user_must_change_is_said_once(quick, tmp_path):
@@ -160,7 +130,7 @@ def test_what_the_user_must_change_is_said_once(quick, tmp_path):
             (3, [*quick, '--source_path', bad, *FEW]), (2, ['--evaluate', tmp_path / 'nothing']),
             (3, [*quick, *FEW, '--embed_norm', 'batch', '--bs', '4'])]
     codes, _, error = runs(tmp_path, *plan)
-    assert codes == [[2] * n for n, _ in plan]
+    assert codes == [2] * len(plan), error
     lines = error.splitlines()
     assert len(lines) == 5 and all(line.startswith('main.py: error: ') for line in lines), error
     assert '5.png: not a readable image' in lines[2]
@@ -176,62 +146,46 @@ def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed(quick, tmp
             (3, [*flags, '--group', 'bug2'], AT_EPOCH_2, 'disturb(2, fail)'),
             (3, ['--resume', folder_of(tmp_path, 'bug2_s1')])]
     codes, _, error = runs(tmp_path, *plan)
-    assert codes == [[0, 0, 0], [1, 1], [1, 1], [1, 1, 1], [0, 0, 0]], error
+    assert codes == [0, 1, 1, 1, 0], error
     assert error.count('main.py: the run failed: Epoch 1, step ') == 1 and error.count('the loss is ') == 1
-    assert error.count('ZeroDivisionError: of this test') == 2
+    assert error.count('ZeroDivisionError: of this test') == 2 == error.count('Traceback'), error
     assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, 'bug2_s1'))
 
 
 def test_a_killed_process_ends_all_and_the_run_can_be_resumed(quick, tmp_path):
     plan = [(3, [*quick, *FEW, '--group', 'whole']),
-            (3, [*quick, *FEW, '--group', 'killed'], AT_EPOCH_2, 'disturb(1, lambda: os.kill(os.getpid(), 9))'),
-            (3, ['--resume', folder_of(tmp_path, 'killed_s1')])]
+            (3, [*quick, *FEW, '--group', 'killed0'], AT_EPOCH_2, 'disturb(0, lambda: os.kill(os.getpid(), 9))'),
+            (3, [*quick, *FEW, '--group', 'killed1'], AT_EPOCH_2, 'disturb(1, lambda: os.kill(os.getpid(), 9))'),
+            (2, quick, 'os.kill(os.getpid(), 9)'),
+            *[(3, ['--resume', folder_of(tmp_path, f'killed{rank}_s1')]) for rank in (0, 1)]]
     codes, _, error = runs(tmp_path, *plan)
-    assert codes == [[0, 0, 0], [1, -signal.SIGKILL, 1], [0, 0, 0]], error
-    assert error.count('Another process of the run was killed or cannot be reached any more.') == 1
-    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, 'killed_s1'))
+    assert codes == [0, 1, 1, 1, 0, 0] and 'Traceback' not in error, error
+    assert error.count('main.py: the run failed: A process of the run was killed by SIGKILL.') == 3, error
+    for rank in (0, 1):
+        assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, f'killed{rank}_s1'))
 
 
-def test_a_signal_to_any_process_stops_all_and_one_process_can_resume_the_run(quick, tmp_path):
-    flags, folder = [*quick, *FEW], folder_of(tmp_path, 'term_s1')
-    terminated = 'lambda: os.kill(os.getpid(), 15)'
-    plan = [(2, [*flags, '--group', 'term'], AT_EPOCH_2, f'disturb(1, {terminated})'),
-            (2, [*flags, '--group', 'srun'], WITHOUT_LAUNCHER, AT_EPOCH_2, 'processes.GRACE = 2\n',
-             f'disturb(0, {terminated})'),
-            (1, ['--resume', folder])]
+def test_one_request_to_stop_stops_all_and_one_process_can_resume_the_run(quick, tmp_path):
+    """A request to the launcher, and one to a single process."""
+    flags, folders = [*quick, *FEW], [folder_of(tmp_path, f'{group}_s1') for group in ('all', 'one')]
+    plan = [(2, [*flags, '--group', 'all'], AT_EPOCH_2, 'disturb(1, stop_all)'),
+            (2, [*flags, '--group', 'one'], AT_EPOCH_2, 'disturb(1, lambda: os.kill(os.getpid(), 15))'),
+            *[(1, ['--resume', folder]) for folder in folders]]
     codes, out, error = runs(tmp_path, *plan)
-    assert codes == [[130, 130]] * 2 + [[0]], error
-    assert out.count(f'Stopped. To continue: python main.py --resume {folder}') == 1 and len(rows_of(folder)) == 3
+    assert codes == [130, 130, 0, 0], error
+    for folder in folders:
+        assert out.count(f'Stopped. To continue: python main.py --resume {folder}') == 1 and len(rows_of(folder)) == 3
+        assert not (folder / lock.NAME).exists()
 
 
-def test_one_ctrl_c_counts_once(quick, tmp_path):
-    plan = (2, [*quick, *FEW, '--group', 'once'], AT_EPOCH_2, 'disturb(0, interrupted_in_a_long_call)')
-    codes, out, error = runs(tmp_path, plan)
-    folder = folder_of(tmp_path, 'once_s1')
-    assert codes == [[130, 130]] and error.count('press Ctrl-C again') == 1, error
-    assert out.count(f'Stopped. To continue: python main.py --resume {folder}') == 1
-    assert not (folder / lock.NAME).exists()
-
-
-def test_a_process_that_is_too_busy_to_stop_tells_the_others(quick, tmp_path):
-    """Otherwise, they would wait for its result for ever. One that loses the store with it keeps the exit code."""
+def test_a_process_that_is_too_busy_to_stop_is_killed(quick, tmp_path):
     busy = ('import time\n'
-            'processes.GRACE = 2\n'
             'def stopped_in_a_long_call():\n'
-            '    os.kill(os.getpid(), 15)\n'
+            '    os.kill(os.getppid(), 2)\n'
             '    time.sleep(600)\n'
             'main.work = lambda arguments: processes.run_on_rank_zero(stopped_in_a_long_call)')
-    gone = ('import time\n'
-            'def work(arguments):\n'
-            '    if processes.is_main():\n'
-            '        processes.store().set(processes.ENDED, "0 130")\n'
-            '        time.sleep(10 * stopping.POLL)\n'
-            '        os._exit(130)\n'
-            '    dist.all_reduce(torch.zeros(1))\n'
-            'main.work = work')
-    codes, _, error = runs(tmp_path, (2, quick, busy), (2, quick, WITHOUT_LAUNCHER, busy),
-                           (2, quick, WITHOUT_LAUNCHER, gone), seconds=120)
-    assert codes == [[130, 130]] * 3, error
+    codes, _, error = runs(tmp_path, (2, quick, busy), seconds=120)
+    assert codes == [130] and error.strip() == 'Stopping; press Ctrl-C again to end at once.', error
 
 
 def rows_written(folder, n):
@@ -281,7 +235,7 @@ def test_gpu_starts_one_process_for_each_index(quick, tmp_path):
         assert process.wait(600) == 130
     printed = log.read_text()
     assert 'Traceback' not in printed and printed.count('press Ctrl-C again') == 1
-    assert printed.count(f'Stopped. To continue: python main.py --resume {folder}') == 2
+    assert printed.count(f'Stopped. To continue: python main.py --resume {folder}') == 3     # one without its launcher
 
 
 def is_running(pid):
@@ -300,12 +254,9 @@ while not (folder / 'go').exists():
     time.sleep(0.02)
 if os.environ['RANK'] in sys.argv[2:]:
     sys.exit(3)
-try:
-    with processes.together():
-        pass
-except errors.Ended as ended:
-    processes.leave(ended.code)
-processes.leave(0)
+with errors.reported('rank.py') as end, processes.together():
+    pass
+processes.leave(end.code)
 """
 # Starts two of them; with several arguments, the processes that these name end before they connect.
 LAUNCHER = """
@@ -330,84 +281,28 @@ def test_no_process_waits_for_a_launcher_that_was_killed_before_they_connected(t
     process.kill()
     process.wait()
     (tmp_path / 'go').touch()
-    wait_for(lambda: not any(map(is_running, pids)), 30)
+    wait_for(lambda: not any(map(is_running, pids)), 60)
 
 
-def test_no_process_waits_for_one_that_ends_before_it_connects(tmp_path, monkeypatch):
+def test_no_process_outlives_a_torchrun_that_was_killed(quick, tmp_path):
+    flags = ['--rdzv_backend=c10d', '--rdzv_endpoint=localhost:0', '--nproc_per_node=2']
+    torchrun = started(tmp_path / 'printed', ROOT / 'tests' / 'torchrun.py', *flags, 'main.py', *quick, *FEW,
+                       '--n_epochs', '500')
+    wait_for(rows_written(folder_of(tmp_path), 2), 600)
+    pids = descendants(torchrun.pid)
+    torchrun.kill()
+    torchrun.wait()
+    wait_for(lambda: not any(map(is_running, pids)), 60)
+    assert len(pids) >= 2 and 'Traceback' not in (tmp_path / 'printed').read_text()
+
+
+def test_no_process_waits_for_one_that_ends_before_it_connects(tmp_path):
     process, out, pids = launched(tmp_path, '1')
     (tmp_path / 'go').touch()
     assert process.wait(60) == 0 and 'code 3\n' in out.read_text() and not any(map(is_running, pids))
-    monkeypatch.setattr(processes, 'CONNECTING', timedelta(seconds=0.1))
-    store = processes.dist.HashStore()                                            # where nothing starts or watches them
-    for number in (0, 1):
-        with pytest.raises(TimeoutError):
-            processes.attempt(store, number, 3)
+
+
+def test_without_the_variables_of_torchrun_a_sentence_says_what_to_do(quick, run, monkeypatch, capsys):
     monkeypatch.setenv('WORLD_SIZE', '3')
-    monkeypatch.setenv('MASTER_ADDR', 'elsewhere')
-    monkeypatch.setattr(processes.dist, 'rendezvous', lambda *_, **options: iter([(store, 0, 3)]))
-    with pytest.raises(RunFailed, match='Not all of the 3 processes of the run have connected within 0:00:00'):
-        processes.connect()
-
-
-# Two processes that end as Python does, which forks of the fork server do not. The thread that watches them comes back
-# from C++ when Python deletes the globals at its end, or after two seconds.
-ENDS = """
-import os, sys, time
-from datetime import timedelta
-import torch.distributed as dist
-from utilities import processes, stopping
-
-class Shared:
-    def __init__(self, store):
-        self.store = store
-    def clone(self):
-        return Slow(self.store.clone())
-    def __getattr__(self, name):
-        return getattr(self.store, name)
-
-class Slow(Shared):
-    def check(self, keys):
-        try:
-            self.store.wait(['python ends'], timedelta(seconds=2))
-        except dist.DistError:
-            return False
-
-class Late:
-    def __init__(self, store):
-        self.store, self.sleep = store, time.sleep
-    def __del__(self):
-        self.store.set('python ends', '')
-        self.sleep(0.5)
-
-reading, writing = os.pipe()
-first = os.fork()
-if first:
-    port = os.read(reading, 9).decode()
-else:
-    store = processes.local_store()
-    port = str(store.port)
-    os.write(writing, port.encode())
-os.environ |= {'RANK': str(int(first > 0)), 'LOCAL_RANK': '0', 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1',
-               'MASTER_PORT': port, 'TORCHELASTIC_USE_AGENT_STORE': 'True', 'TORCHELASTIC_RESTART_COUNT': '0'}
-stopping.install()
-store_of_run = processes.store
-processes.store = lambda: Shared(store_of_run())
-
-def work():
-    global late
-    late = Late(store_of_run())
-    time.sleep(0.4)
-
-with processes.together():
-    work()
-code = 0
-if first:
-    code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
-processes.leave(code)
-"""
-
-
-def test_the_end_of_a_process_waits_for_the_thread_that_watches_it():
-    """Otherwise, std::terminate() ends a run that is finished, with SIGABRT."""
-    done = subprocess.run([sys.executable, '-c', ENDS], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and 'terminate' not in done.stderr, done.stderr
+    assert run(*quick) == 2
+    assert 'WORLD_SIZE is 3, but the other variables of torchrun are not set' in capsys.readouterr().err

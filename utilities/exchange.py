@@ -1,7 +1,6 @@
 """The communication between the processes of a run in a training step: rows of a batch, their gradients, and sums."""
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from utilities import processes
 
@@ -21,26 +20,19 @@ def gathered(own, n):
     """own: the rows of the part of this process, [b, W]. Returns all rows, [n, W], in process 0, and None elsewhere."""
     if processes.count() == 1:
         return own
-    ends = bounds(n)
-    padded = F.pad(own, (0, 0, 0, ends[1] - len(own)))            # collectives take tensors of one size
-    parts = [torch.empty_like(padded) for _ in ends[1:]] if processes.is_main() else None
-    dist.gather(padded, parts)
-    if processes.is_main():
-        return torch.cat([rows[:end - start] for rows, start, end in zip(parts, ends[:-1], ends[1:], strict=True)])
+    rows = own.new_zeros(n, own.shape[1])
+    rows[part(n)] = own
+    dist.reduce(rows, dst=0)                                          # each row is that of one process, plus zeros
+    return rows if processes.is_main() else None
 
 
 def returned(whole, own, n):
     """The inverse of gathered: the rows [b, W] of `whole`, [n, W] in process 0, that belong to this process."""
     if processes.count() == 1:
         return whole
-    ends = bounds(n)
-    padded = own.new_empty(ends[1], own.shape[1])
-    parts = None
-    if processes.is_main():
-        parts = [F.pad(whole[start:end], (0, 0, 0, ends[1] - (end - start)))
-                 for start, end in zip(ends[:-1], ends[1:], strict=True)]
-    dist.scatter(padded, parts)
-    return padded[:len(own)]
+    rows = whole.contiguous() if processes.is_main() else own.new_empty(n, own.shape[1])
+    dist.broadcast(rows, src=0)
+    return rows[part(n)]
 
 
 def add_up(tensors):

@@ -8,7 +8,6 @@ import time
 
 POLL = 0.2                                           # seconds between two checks while waiting
 requested = False                              # whether to stop; other code may set it, too
-handled = False                                # whether the handler has been called
 immediate = False                              # whether a signal ends the process at once
 owner = None                                   # the process that is to stop; data workers inherit the handler
 parent = None                                  # the process that had started it, at the first install()
@@ -30,7 +29,7 @@ def install(at_once=False):
 
 
 def on_signal(number, frame):
-    global requested, handled
+    global requested
     if os.getpid() != owner:                     # a terminal signals data workers as well; the main process ends them
         return
     says_it = os.environ.get('RANK', '0') == '0'                    # only one of a run's processes prints
@@ -38,8 +37,8 @@ def on_signal(number, frame):
         if says_it:
             os.write(2, b'\nStopped while the program was starting.\n')
         os._exit(130)
-    # `requested` does not count: processes.Watcher sees a signal before Python calls this function, and sets it
-    again, handled, requested = handled, True, True            # before all else: another signal may interrupt this
+    again = requested
+    requested = True                                                # before all else: another signal may interrupt this
     if number == signal.SIGINT and again:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

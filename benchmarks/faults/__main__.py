@@ -34,7 +34,6 @@ KINDS = {
     'full disk': (files.full_disk, 3, 40),
     'start-ups': (processes.start_ups, 6, 60),
     'ends of two processes': (processes.ends, 2, 50),
-    'foreign values': (processes.foreign_values, 3, 20),
     'lost worker': (processes.lost_worker, 2, 20),
     'removed folder': (processes.removed, 2, 20),
     'mutated YAML': (inputs.mutated_yaml, 30, 300),

@@ -3,8 +3,6 @@ import contextlib
 import functools
 import itertools
 import os
-import pickle
-import re
 import shutil
 import signal
 import subprocess
@@ -12,18 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-import torch.distributed as dist
-
-from benchmarks.faults.runs import CONFIGURATIONS, ROOT, Code, difference, outcome, start
+from benchmarks.faults.runs import CONFIGURATIONS, ROOT, difference, outcome, start
 from records import checkpoint, reading, run_folder
-from utilities import processes
 from utilities.errors import UserError
 
 TORCHRUN = ['-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2']
 TWO = ['--gpu', '0', '1']
-CALLS = 'run_on_rank_zero/calls of 0'          # key in the store of two processes: the number of results of process 0
-PLACES = ('result', 'number of pieces', 'exit code')                       # places of foreign values in the store
-N_RESULTS = 12                                 # number of results of process 0 in a run of two processes
 
 
 def kills(lab, n):
@@ -230,48 +222,3 @@ def ends(lab, n):
         child = new_program(arguments, TORCHRUN) if i % 2 == 0 else new_program([*arguments, *TWO])
         problem = outcome(child, {0})
         yield problem or ('terminate called' in child.text and f'exit code 0: {child.text[-300:]}') or None
-
-
-def foreign_values(lab, n):
-    """
-    Another program writes a pickle of code into the store of two processes, as a result of process 0, as its number of
-    pieces, or as an exit code: no code is executed; the run ends in a sentence and can be continued, or ends as
-    undisturbed.
-    """
-    whole = lab.place(group := lab.group())
-    lab.done([*lab.arguments('plain', group), *TWO])
-    ran = lab.folder / 'code_ran'
-    for i in range(n):
-        folder = lab.place(group := lab.group())
-        child, last = start([*lab.arguments('plain', group), *TWO]), lab.random.randrange(1, N_RESULTS)
-        with contextlib.suppress(RuntimeError):                              # the run, and so the store, has ended
-            write_foreign(store_of(child), last, pickle.dumps(Code(ran)), PLACES[i % 3])
-        problem = outcome(child, {0, 1})
-        if child.ended == 1 and 'the run failed: ' not in child.text:
-            problem = problem or f'no sentence: {child.text[-300:]}'
-        if not problem and child.ended == 1 and folder.exists():
-            problem = outcome(start(['--resume', folder, *TWO]), {0})
-        problem = problem or (difference(whole, folder) if folder.exists() else None)
-        yield 'code ran' if ran.exists() else problem
-
-
-def store_of(child):
-    """Returns a connection to the store of the processes that a Child starts. Raises RuntimeError if it ends before."""
-    while child.code(limit=.02) is None:
-        for pid in children(child):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found = re.search(rb'\0MASTER_PORT=(\d+)\0', Path(f'/proc/{pid}/environ').read_bytes())
-                if found:
-                    return dist.TCPStore(processes.HERE, int(found[1]))
-    raise RuntimeError
-
-
-def write_foreign(store, number, content, place):
-    """Waits until process 0 computes its result `number` or a later one, and writes `content` in its place."""
-    while not (calls := [key for key in store.list_keys() if key.endswith(CALLS)]) or store.add(calls[0], 0) < number:
-        time.sleep(.001)
-    prefix, result = calls[0].removesuffix(CALLS), f'run_on_rank_zero/{store.add(calls[0], 0)}'
-    entries = {'result': {f'{result}/0': content, result: '1'}, 'number of pieces': {result: content},
-               'exit code': {processes.ENDED: content}}[place]
-    for key, value in entries.items():
-        store.set(prefix + key, value)

@@ -95,7 +95,7 @@ def test_a_job_on_two_machines_is_interrupted_and_goes_on(quick, tmp_path):
     assert codes == [0, 0] and len(rows_of(folder)) == 9, ends
     codes, ends = codes_of(job())
     assert codes == [0, 0] and 'had been finished before' in ends[0]
-    assert runs(tmp_path, (2, [*arguments, '--group', 'whole']))[0] == [[0, 0]]
+    assert runs(tmp_path, (2, [*arguments, '--group', 'whole']))[0] == [0]
     assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)
     assert [path.name for path in folder.parent.glob('quick*')] in (['quick_s1', 'quick_s1.log'],
                                                                     ['quick_s1.log', 'quick_s1'])
