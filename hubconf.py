@@ -216,9 +216,9 @@ def _check_batch(batch, labels, n_classes=None, embed_dim=None):
         raise TypeError(f'expected labels of an integer type, not {labels.dtype}')
     if labels.device != batch.device:
         raise ValueError(f'the embeddings are on {batch.device} and the labels on {labels.device}')
-    if n_classes is not None and labels.device.type in ('cpu', 'cuda') and len(labels):
+    if n_classes is not None and labels.device.type != 'mps' and len(labels):
         in_range = (labels.clamp(0, n_classes - 1) == labels).all()
-        if labels.is_cuda:
+        if labels.device.type != 'cpu':
             torch._assert_async(in_range, f'expected labels from 0 to {n_classes - 1}')
         elif not in_range:
             raise ValueError(f'expected labels from 0 to {n_classes - 1}, not {labels.min()} to {labels.max()}')

@@ -8,7 +8,7 @@ import torch
 
 import criteria
 from architectures import depth
-from utilities import exchange, processes
+from utilities import device, exchange, processes
 from utilities.errors import UserError, nearest
 
 ONE_CYCLE_START = 1 / 25                # the first factor of --scheduler onecycle, as in torch
@@ -58,10 +58,11 @@ def select(opt, model, criterion, n_steps=1):
 def build(opt, flag, groups):
     """The optimizer of --optim, --embed_optim or --loss_optim, `flag`, of these parameter groups."""
     name = getattr(opt, flag)
-    fused = {'fused': True} if opt.device.type == 'cuda' and name in ('adam', 'adamw', 'sgd') else {}   # one kernel
-    own = dict(*getattr(opt, f'{flag}_args'))
+    own, default = dict(*getattr(opt, f'{flag}_args')), {}
+    if device.is_gpu(opt.device) and name in ('adam', 'adamw', 'sgd') and not own.get('foreach'):
+        default['fused'] = True                                                        # one kernel
     try:
-        optimizer = OPTIMIZERS[name](groups, **fused | arguments_of_flags(opt, flag) | own)
+        optimizer = OPTIMIZERS[name](groups, **default | arguments_of_flags(opt, flag) | own)
     except (ValueError, RuntimeError) as error:                # Muon takes matrices only
         raise UserError(f'--{flag} {name}: {" ".join(str(error).split())[:200]}') from None
     optimizer.register_load_state_dict_pre_hook(as_built)
