@@ -91,7 +91,8 @@ def miner(name, masks=False, **settings):
 
     Raises: as criterion().
     """
-    mined = _miner(_namespace('miner', name, settings), name, masks)
+    batchminer = _module('miner', name).BatchMiner(_namespace('miner', name, settings))
+    mined = _import('utilities', 'loss_sums').Miner(batchminer, name, masks)
 
     def mine(batch, labels):
         _check_batch(batch, labels)
@@ -343,10 +344,10 @@ def _namespace(kind, name, settings, others=()):
     return types.SimpleNamespace(**defaults | {'loss': None} | chosen)
 
 
-def _miner(opt, name, masks):
-    """The miner in the form in which a criterion gets it (utilities/loss_sums.py)."""
+def _miner(opt, loss, name):
+    """The miner in the form in which a criterion, given as its file, gets it."""
     batchminer = _module('miner', name).BatchMiner(opt) if isinstance(name, str) else name
-    return _import('utilities', 'loss_sums').Miner(batchminer, name if isinstance(name, str) else 'of yours', masks)
+    return _import('utilities', 'loss_sums').fitted(loss, batchminer, name if isinstance(name, str) else 'of yours')
 
 
 def _built(opt, loss, miner):
@@ -361,7 +362,7 @@ def _built(opt, loss, miner):
         allowed = module.ALLOWED_MINING_OPS or [*_files('miner')]
         if miner is None or isinstance(miner, str) and miner not in allowed:
             raise ValueError(f'criterion {loss!r}: miner {miner!r}; choose from {", ".join(allowed)}')
-        built = module.Criterion(opt, _miner(opt, miner, getattr(module, 'ACCEPTS_MASKS', False)))
+        built = module.Criterion(opt, _miner(opt, module, miner))
     else:
         built = module.Criterion(opt)
     return _import('utilities', 'loss_sums').finished(built)

@@ -12,10 +12,13 @@ if __name__ == '__main__':
 from tqdm import tqdm
 
 import batch_mining
+import configuration
 import datasampler
+import effects
 import evaluation
 import parameters
 import parts
+import resuming
 from architectures.depth import gradients_by_block
 from records import checkpoint, columns, lock, reading, run_folder
 from records.checkpoint import LAST, Checkpoint
@@ -39,9 +42,10 @@ def run(opt, arguments):
         with Records(opt, state.folder, state.settings, state.next_epoch, state.records) as records:
             parts.keep_features(opt, built)
             loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
+            is_judged_untrained = not opt.n_epochs or opt.check_untrained_accuracy
             if state.next_epoch == 0:
                 evaluated = None
-                if opt.check_untrained_accuracy or not opt.n_epochs:
+                if is_judged_untrained:
                     evaluated, embedded = evaluate(opt, built, epoch=0)
                 record(records, built, state, 0, {}, evaluated, embedded)
             for epoch in range(max(state.next_epoch, 1), opt.n_epochs + 1):
@@ -56,23 +60,22 @@ def run(opt, arguments):
 
 def begin(opt, arguments):
     """The parts of a run, and the Checkpoint in its folder."""
-    if idle := parameters.without_effect(opt):
-        print(f'Note: without effect in this run: {", ".join(idle)}', file=sys.stderr)
-    settings = parameters.recorded_settings(opt)
+    settings = configuration.recorded_settings(opt)
     built = parts.build(opt)
     reproduced = opt.reproduce and run_folder.read(opt.reproduce)
     if reproduced and (changed := run_folder.changed_data(reproduced, built.data.description)):
         print(f'Note: the data have {changed} than {opt.reproduce}.')
-    for sentence in parameters.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
+    for sentence in effects.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
         print(f'Note: {sentence}', file=sys.stderr)
-    settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
-    files = parameters.checksums_of_files(settings)
+    settings |= {name: vars(opt)[name] for name in datasampler.BATCH}          # may have been chosen just now
+    files = configuration.checksums_of_files(settings)
     if opt.resume:
         folder = Path(opt.resume)
         run_folder.require_same_data(folder, built.data.description)
+        compared = {'csv', 'splits'}                         # by what is read from them, just now
         if parts.has_checkpoint(opt):
-            files.pop('start_from', None)                    # is not read again, and that run may have gone on
-        run_folder.require_same_files(folder, files)
+            compared.add('start_from')                       # is not read again, and that run may have gone on
+        run_folder.require_same_files(folder, {name: files[name] for name in files if name not in compared})
     else:
         chosen = datasampler.chosen_later(opt)
         folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files)
@@ -83,21 +86,22 @@ def begin(opt, arguments):
 
 def continued(opt, arguments):
     """--auto_resume: the flags that continue the run with these settings; None if it is finished; or `opt`."""
-    found = parameters.find_run(opt)
+    found = resuming.find_run(opt, configuration.recorded_settings(opt))
     if found is None:
         return opt
     folder, is_finished = found
     if is_finished:
         print(f'{folder}: this run is finished')
         return None
-    return parameters.parse([*arguments, '--resume', str(folder)])
+    return configuration.parse([*arguments, '--resume', str(folder)])
 
 
 def continue_run(opt, state, arguments, data):
     """Restores the run of --resume, and records that it goes on."""
     begins = {entry['at_epoch'] for entry in run_folder.read(state.folder).get('merged', [])}
-    first = state.resume(lambda before, merging: parameters.changed_within_run(
-        parameters.build(), before, state.settings, parameters.flags_with('fixed') if merging else None),
+    kinds = {True: ['never'], False: ['never', 'merge']}                          # by whether the resumption merges
+    first = state.resume(
+        lambda before, merging: resuming.changes(before, state.settings, *kinds[merging]),
         lambda epoch: opt.merge_argparse_when_resuming or epoch in begins)
     if first == 0 and (last := reading.last_epoch(state.folder)) > 0:
         raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {LAST} to continue from; '
@@ -110,7 +114,7 @@ def continue_run(opt, state, arguments, data):
 @processes.rank_zero_only
 def note_resumption(opt, state, arguments, data):
     remove_temporary(state.folder)
-    merged = parameters.without_machine(state.settings).keys() - parameters.flags_of_group('evaluation') - {'n_epochs'}
+    merged = parameters.flags_with('resume', 'merge')
     run_folder.note_resumption(state.folder, state.settings, arguments, state.next_epoch, data.description,
                                merged if opt.merge_argparse_when_resuming else ())
 
@@ -172,6 +176,7 @@ def train_epoch(opt, built, loader, epoch):
 
 def record(records, built, state, epoch, trained, evaluated, embedded):
     """Writes down an epoch: its row, the checkpoints, the summary; and histograms, where a backend takes them."""
+    effects.name_unread(records.opt, bool(trained), bool(evaluated))
     histograms = {}
     if records.backends and evaluated:
         histograms = gradients_by_block(built.model) | evaluation.distances_by_split(embedded)
@@ -207,11 +212,11 @@ def work(arguments):
     if any(argument.startswith('--reproduce_results') for argument in arguments):
         from tuning import powerful_benchmarker
         arguments = [*powerful_benchmarker.command(arguments), *arguments]
-    opt = parameters.parse(arguments)
+    opt = configuration.parse(arguments)
     if opt.auto_resume and not opt.resume and (opt := continued(opt, arguments)) is None:
         return
     if len(opt.gpu) > 1 and not processes.connected():
-        return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secret_variables(opt))
+        return processes.start(len(opt.gpu), [sys.executable, *sys.argv], configuration.secret_variables(opt))
     if opt.evaluate:
         evaluation.show(opt, parts.restore(opt, opt.evaluate))
     else:

@@ -47,7 +47,7 @@ def select(opt, model, criterion, n_steps=1):
     embedding = [group for group in network if group['name'].startswith('embedding')]
     groups, further = [group for group in network if not group['name'].startswith('embedding')], {}
     for part, of_part in (('embed', embedding), ('loss', own)):
-        if getattr(opt, f'{part}_optim') is None or not of_part:
+        if not of_part or getattr(opt, f'{part}_optim') is None:
             groups += of_part
         else:
             further[f'{part}_optimizer'] = build(opt, f'{part}_optim', of_part)
@@ -253,7 +253,9 @@ class Schedule:
 
     def factor(self, step):
         """The factor by which --scheduler and --lr_warmup multiply all learning rates in a step."""
-        n_warmup = self.opt.lr_warmup * (self.n_steps if self.opt.lr_warmup_unit == 'epochs' else 1)
+        n_warmup = self.opt.lr_warmup
+        if n_warmup and self.opt.lr_warmup_unit == 'epochs':
+            n_warmup *= self.n_steps
         return self.scheduled(step) * (step / n_warmup if step < n_warmup else 1)
 
     def scheduled(self, step):
@@ -262,16 +264,17 @@ class Schedule:
         if opt.scheduler == 'step':
             return opt.gamma ** sum(n_trained >= epoch for epoch in opt.tau)
         if opt.scheduler == 'cosine':
-            n_counted = n_trained - opt.cosine_delay
-            return between(1, opt.lr_floor, min(1, n_counted / opt.n_epochs)) if n_counted > 0 else 1
+            n_counted, floor = n_trained - opt.cosine_delay, opt.lr_floor
+            return between(1, floor, min(1, n_counted / opt.n_epochs)) if n_counted > 0 else 1
         if opt.scheduler == 'onecycle':
+            floor = opt.lr_floor
             last = opt.n_epochs * self.n_steps - 1                       # steps counted from 0, as in torch
             peak = opt.onecycle_peak * (last + 1) - 1
             if step - 1 <= peak and peak > 0:
                 return between(ONE_CYCLE_START, 1, (step - 1) / peak)
             if peak == last:                                             # the run has a single step
                 return 1
-            return between(1, opt.lr_floor, min(1, (step - 1 - peak) / (last - peak)))
+            return between(1, floor, min(1, (step - 1 - peak) / (last - peak)))
         return 1
 
     def rates(self):

@@ -1,5 +1,4 @@
 """The parts of a run, built from the flags: network, data, and all that trains the network."""
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import torch
 
 import architectures
 import batch_mining
+import configuration
 import criteria
 import datasampler
 import datasets
@@ -18,9 +18,10 @@ import training_step
 from architectures import batch_norm, embedding_layer
 from datasets import class_vectors
 from records import backends, checkpoint
-from utilities import device, loss_sums, machine, pml, processes, torch_losses, unsaved
+from utilities import command_line, device, loss_sums, machine, pml, processes, torch_losses, unsaved
 from utilities.errors import UserError, choose
 from utilities.kept_features import KeptFeatures
+from utilities.namespace import changed, unnoted
 from utilities.randomness import preserved, seed_everything
 
 
@@ -96,7 +97,7 @@ def build(opt):
     """The Parts of a training run. Raises UserError for flags, files or data that do not go together."""
     check_names(opt)
     parts = prepare(opt)
-    check(opt, parts.data)
+    check(unnoted(opt), parts.data)
     datasampler.choose_batch(opt, parts.data.train)
     if opt.start_from and not has_checkpoint(opt):
         start_from(opt, parts.model)
@@ -106,14 +107,15 @@ def build(opt):
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     language, parts.language_checksum = read_language(opt, parts.data.train.class_names)
     parts.criterion = criteria.select(opt, parts.miner, language).to(opt.device)
+    check_pairs(unnoted(opt), parts.criterion)
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
-    drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2, 'views': 1})
+    drawn = opt if opt.n_epochs else changed(opt, bs=2, samples_per_class=2, views=1)
     parts.sampler = datasampler.select(drawn, parts.data.train, parts.criterion)
     batch_norm.check_pieces(opt, parts.model)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps)
     parts.ema = None if opt.ema is None else optimization.MovingAverage(parts.model, opt.ema)
-    takes_teacher = 'teacher_batch' in criteria.required_inputs(opt)
+    takes_teacher = 'teacher_batch' in criteria.inputs(parts.criterion)
     if takes_teacher and opt.distill == 'ema':
         parts.teacher = parts.ema.average
     elif takes_teacher:
@@ -123,7 +125,10 @@ def build(opt):
 
 
 def check_names(opt):
-    """Raises UserError for an unknown loss, miner, sampler, data set, augmentation or network; builds none of them."""
+    """
+    Raises UserError for an unknown loss, miner, sampler, data set, augmentation or network, and for a loss without the
+    miner that it needs; builds none of them.
+    """
     for part in loss_sums.parts(opt):
         for flag, name, kind, known in (('--loss', part.loss, 'losses', criteria.CRITERIA),
                                         ('--batch_mining', part.batch_mining, 'miners', batch_mining.BATCHMINERS)):
@@ -133,6 +138,7 @@ def check_names(opt):
                 pml.find(kind, name.removeprefix(pml.PREFIX), flag)
             else:
                 choose(known, name, flag)
+        criteria.check_miner(part, None if part.batch_mining == 'none' else part.batch_mining)
     choose(datasampler.SAMPLERS, opt.data_sampler, '--data_sampler')
     choose(datasets.DATASETS, opt.dataset, '--dataset')
     choose(datasets.transforms.AUGMENTATIONS, opt.augmentation, '--augmentation')
@@ -149,20 +155,24 @@ def check(opt, data):
         raise UserError(f'--dataset {opt.dataset}: there is only one training class, {data.train.class_names[0]}, and '
                         'losses compare images of at least two; add classes, or move some into the training split '
                         '(--test_size, --split_scheme, --use_tv_split)')
-    pairs = criteria.need_positives(opt)
-    if opt.n_epochs and opt.views == 1 and pairs and opt.unsupervised:
-        raise UserError(f'--unsupervised: an image is alone in its class, and --loss {"+".join(pairs)} needs pairs of '
-                        'a class; give --views 2 or more')
-    if (opt.n_epochs and opt.views == 1 and opt.samples_per_class == 1 and pairs
-            and datasampler.distinct(opt) == 'classes'):
-        raise UserError(f'--samples_per_class 1: --data_sampler {opt.data_sampler} makes batches without two images of '
-                        f'a class, and --loss {"+".join(pairs)} needs such pairs; give at least 2')
     metric, level = evaluation.metric_and_level(opt.storage_metrics[0])
     if (evaluation.parse(metric)[1].needs == 'ranks' and level != 'parent' and opt.eval_reference == 'self'
             and all(datasets.splits.lone_queries(images, images.groups if level == 'across' else None)
                     == images.n_queries for images in (data.evaluation[name] for name in splits))):
         raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
                         'positive; retrieval needs classes of two images or more')
+
+
+def check_pairs(opt, criterion):
+    """Raises UserError for batches without two images of a class, if the criterion needs such pairs."""
+    if not opt.n_epochs or opt.views > 1 or not criteria.needs_pairs(criterion):
+        return
+    if opt.unsupervised:
+        raise UserError(f'--unsupervised: an image is alone in its class, and --loss {opt.loss} needs pairs of a '
+                        'class; give --views 2 or more')
+    if opt.samples_per_class == 1 and datasampler.distinct(opt) == 'classes':
+        raise UserError(f'--samples_per_class 1: --data_sampler {opt.data_sampler} makes batches without two images of '
+                        f'a class, and --loss {opt.loss} needs such pairs; give at least 2')
 
 
 def prepare(opt):
@@ -182,9 +192,8 @@ def prepare(opt):
     opt.class_names, opt.class_counts = data.train.class_names, np.bincount(
         data.train.labels, minlength=opt.n_classes).tolist()
     opt.n_features = backbone.n_features
-    takes_maps = 'feature_maps' in criteria.required_inputs(opt)
-    opt.n_maps = architectures.embedding_network.count_maps(backbone) if takes_maps else None
-    evaluation.check_data(opt, data)
+    opt.n_maps = architectures.embedding_network.count_maps(backbone)
+    evaluation.check_data(unnoted(opt), data)
     return Parts(build_network(opt, backbone), data)
 
 
@@ -226,9 +235,10 @@ def start_from(opt, model):
     before = states['settings']
     compared = parameters.flags_of_group('network') - {'start_from', 'weights', 'not_pretrained', 'embed_init',
                                                        'embed_lda_shrinkage', 'freeze'}
-    different = [f'--{name} {parameters.shown(before[name])} (here {parameters.shown(getattr(opt, name))})'
+    own = vars(opt)
+    different = [f'--{name} {command_line.shown(before[name])} (here {command_line.shown(own[name])})'
                  for name in sorted(compared & before.keys()) if before[name] is not None
-                 and before[name] != parameters.as_list(getattr(opt, name))]
+                 and before[name] != command_line.as_list(own[name])]
     there = f'; it has {", ".join(different)}' if different else ''
     try:
         model.load_state_dict(states['model'])
@@ -244,7 +254,7 @@ def load_teacher(opt, size):
     takes images of another size than `size`.
     """
     try:
-        own, states = parameters.parse(['--evaluate', opt.distill]), checkpoint.load(checkpoint.find(opt.distill))
+        own, states = configuration.parse(['--evaluate', opt.distill]), checkpoint.load(checkpoint.find(opt.distill))
     except UserError as error:
         raise UserError(f'--distill: {error}') from None
     require_possible(own, f'--distill {opt.distill}', states)
@@ -295,7 +305,7 @@ def keep_features(opt, parts):
     if not model.has_fixed_features():
         return
     of_training = ''
-    takes_images = {'feature_maps', 'images'} & criteria.required_inputs(opt)
+    takes_images = {'feature_maps', 'images'} & criteria.inputs(parts.criterion)
     if not (takes_images or parts.teacher_checksum or datasets.transforms.is_random(opt)):
         of_training = ', and so are the features of the training images'
         evaluation.embed(opt, model, data.train, 'train')
@@ -325,7 +335,7 @@ def ranking_criterion(opt, source, states):
         with preserved():
             criterion = criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt))).to(opt.device)
     except UserError:                           # these data lack what the loss needs, such as super-classes
-        if criteria.ranks(opt):
+        if ranks(opt):
             raise
         return None
     if not hasattr(criterion, 'ranking_embeddings'):
@@ -336,6 +346,24 @@ def ranking_criterion(opt, source, states):
         raise UserError(f'{source}: --loss {opt.loss} ranks by its own distance, and its class weights do not fit the '
                         'number of classes of these data; evaluate it on the data of its run') from None
     return criterion
+
+
+def ranks(opt):
+    """Whether evaluation ranks by a distance of the criterion."""
+    try:
+        return hasattr(draft(opt), 'ranking_embeddings')
+    except UserError:                           # such as a library that is missing here; its losses have no distance
+        return False
+
+
+def draft(opt):
+    """The criterion of these flags for two classes, without data or network: to be asked, but not to be trained."""
+    known = {'device': torch.device('cpu'), 'n_classes': 2, 'superclasses': [[0], [0]], 'class_names': ['one', 'other'],
+             'class_counts': [2, 2], 'n_features': 2, 'n_maps': 2,
+             'class_weights': opt.class_weights and 'balanced'}         # a file names the classes of the data
+    opt = changed(opt, **known)
+    with preserved():
+        return criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
 
 
 def restore_network(opt, source):

@@ -44,7 +44,7 @@ class TrainingStep:
         self.criterion = parts.criterion
         self.miner = parts.miner
         self.teacher = parts.teacher and parts.teacher.eval()
-        self.inputs = criteria.required_inputs(opt)                 # the inputs that the criterion asks for
+        self.inputs = criteria.inputs(self.criterion)                # the inputs that the criterion asks for
         self.optimizers = [parts.optimizer, *parts.further_optimizers().values()]
         self.of_network = [*self.model.parameters()]
         of_network = {*self.of_network}

@@ -1,5 +1,4 @@
 """Networks: a backbone with an embedding layer instead of its classifier."""
-import argparse
 import difflib
 
 from architectures import (
@@ -18,6 +17,7 @@ from architectures import (
 from architectures.embedding_network import Backbone, EmbeddingNetwork, count_features
 from utilities import public
 from utilities.errors import UserError, choose, nearest, undeclared_flags
+from utilities.namespace import changed
 
 ARCHITECTURES = {
     'resnet50': resnet50,
@@ -90,7 +90,7 @@ def select_backbone(opt):
     if '_double' in parse(opt.arch)[1] and backbone.f_embed is None:
         if opt.pool not in (None, 'avg_max'):
             raise UserError(f'--arch {opt.arch}: _double means --pool avg_max; leave --pool {opt.pool} out')
-        opt = argparse.Namespace(**vars(opt) | {'pool': 'avg_max'})
+        opt = changed(opt, pool='avg_max')
     backbone.pool = pooling.select(opt, backbone)
     backbone.n_features = count_features(backbone, opt)
     if opt.eval_size and count_features(backbone, opt, 'eval_size') != backbone.n_features:

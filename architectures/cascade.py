@@ -2,7 +2,6 @@
 --cascade: embeddings from several depths of a backbone. Yuan et al., Hard-Aware Deeply Cascaded Embedding, ICCV 2017,
 https://arxiv.org/abs/1611.05720.
 """
-import argparse
 import functools
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from architectures import depth, pooling
 from architectures.embedding_layer import embedding_layer
 from utilities.errors import UserError
+from utilities.namespace import changed
 
 
 class InnerLevels(torch.nn.Module):
@@ -46,7 +46,7 @@ class InnerLevels(torch.nn.Module):
 
 def level_options(opt):
     """The namespace of one of the K levels: --embed_dim is divided by K."""
-    return argparse.Namespace(**vars(opt) | {'embed_dim': opt.embed_dim // (len(opt.cascade) + 1), 'cascade': []})
+    return changed(opt, embed_dim=opt.embed_dim // (len(opt.cascade) + 1), cascade=[])
 
 
 def last_module_name(opt, block, network):

@@ -17,6 +17,18 @@ INITS = {
 FITTED = ('pca', 'lda')
 
 
+def check_flags(opt):
+    """Raises UserError for an --embed_init that does not go with other flags."""
+    if opt.embed_init not in FITTED:
+        return
+    if opt.cascade:
+        raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --cascade out')
+    if opt.embed_layers:
+        raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --embed_layers out')
+    if opt.embed_init == 'lda' and opt.unsupervised:
+        raise UserError('--embed_init lda uses the labels of the training images; leave it out with --unsupervised')
+
+
 def embedding_layer(opt, n_features):
     """
     Features [B, F] -> embeddings [B, D]: the norm --embed_norm, then a linear layer from n_features to --embed_dim, or

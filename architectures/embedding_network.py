@@ -92,13 +92,14 @@ def count_features(backbone, opt, flag='input_size'):
 @torch.no_grad()
 def count_maps(backbone):
     """
-    C, the number of the last maps, found with one black image; None if they are not known, or are pooled neither by
-    --pool nor by their average.
+    C, the number of the last maps, found with one black image; None if they are not known, such as those of several
+    sizes, or are pooled neither by --pool nor by their average.
     """
     if backbone.maps is None:
         return None
     maps = backbone.maps(backbone.network.eval(), torch.zeros(1, 3, backbone.size, backbone.size))
-    if maps.dim() == 4 and (backbone.pool or maps.shape[1] == backbone.n_features):
+    is_one_size = isinstance(maps, torch.Tensor) and maps.dim() == 4
+    if is_one_size and (backbone.pool or maps.shape[1] == backbone.n_features):
         return maps.shape[1]
     return None
 

@@ -18,7 +18,7 @@ from batch_mining import (
     softhard,
 )
 from utilities import pml, public
-from utilities.errors import UserError, choose, undeclared_flags
+from utilities.errors import UserError, choose, named_flags, undeclared_flags
 from utilities.loss_sums import parts
 
 BATCHMINERS = {
@@ -47,6 +47,7 @@ def select(opt):
 
 
 @undeclared_flags()
+@named_flags()
 def build(opt, pml_arguments):
     if opt.batch_mining.startswith(pml.PREFIX):
         return pml.BatchMiner(opt, pml_arguments)

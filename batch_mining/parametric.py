@@ -8,47 +8,54 @@ Differs: A distance below the limits belongs to the first bin, one above them to
 """
 import torch
 
-ADAPT = {'effect': {'miner_parametric_adapt': True}}
 FLAGS = {
-    'mode': {'default': 'uniform', 'effect': {'miner_parametric_adapt': False},
+    'mode': {'default': 'uniform',
              'help': 'without --miner_parametric_adapt: distances of the sampled negatives',
              'choices': {'uniform': 'all', 'hards': 'up to 0.5', 'semihards': '0.3 to 0.7', 'veryhards': 'up to 0.3'}},
     'n_support': {'at_least': 2},
     'support_lim': {'at_least': 0, 'nargs': 2},
     'adapt': {'default': False, 'help': 'PADS: a policy adapts the distribution of negatives by validation metrics; '
                                         'needs --use_tv_split'},
-    'init': ADAPT | {'default': 'uniform_low',
-                     'choices': ['uniform_low', 'uniform', 'hards', 'semihards', 'veryhards'],
-                     'help': 'PADS: initial distribution of negatives, as for --miner_parametric_mode; uniform_low: '
-                             '0.3 to 0.7'},
-    'update_every': ADAPT | {'default': 30, 'at_least': 1,
-                             'help': 'PADS: number of training steps between two updates of the distribution'},
-    'actions': ADAPT | {'default': [0.8, 1.0, 1.25], 'above': 0,
-                        'help': "PADS: factors of a bin's weight that the policy chooses from"},
-    'policy_lr': ADAPT | {'default': 0.01, 'at_least': 0, 'help': 'PADS: learning rate of the policy'},
-    'policy_size': ADAPT | {'default': [128, 128], 'at_least': 1,
-                            'help': 'PADS: widths of the hidden layers of the policy'},
-    'history': ADAPT | {'default': 20, 'at_least': 1,
-                        'help': "PADS: number of past validations in the policy's input"},
-    'reward': ADAPT | {'default': 'recall_nmi',
-                       'choices': {'recall_nmi': 'mean of recall@1 and NMI', 'recall': 'recall@1'},
-                       'help': 'PADS: metric whose change since the last update gives the reward, by its sign'},
-    'learning': ADAPT | {'default': 'ppo', 'help': 'PADS: how the policy learns', 'choices': {
+    'init': {'default': 'uniform_low',
+             'choices': ['uniform_low', 'uniform', 'hards', 'semihards', 'veryhards'],
+             'help': 'PADS: initial distribution of negatives, as for --miner_parametric_mode; uniform_low: '
+                     '0.3 to 0.7'},
+    'update_every': {'default': 30, 'at_least': 1,
+                     'help': 'PADS: number of training steps between two updates of the distribution'},
+    'actions': {'default': [0.8, 1.0, 1.25], 'above': 0,
+                'help': "PADS: factors of a bin's weight that the policy chooses from"},
+    'policy_lr': {'default': 0.01, 'at_least': 0, 'help': 'PADS: learning rate of the policy'},
+    'policy_size': {'default': [128, 128], 'at_least': 1,
+                    'help': 'PADS: widths of the hidden layers of the policy'},
+    'history': {'default': 20, 'at_least': 1,
+                'help': "PADS: number of past validations in the policy's input"},
+    'reward': {'default': 'recall_nmi',
+               'choices': {'recall_nmi': 'mean of recall@1 and NMI', 'recall': 'recall@1'},
+               'help': 'PADS: metric whose change since the last update gives the reward, by its sign'},
+    'learning': {'default': 'ppo', 'help': 'PADS: how the policy learns', 'choices': {
         'ppo': 'PPO with a value head', 'reinforce': 'REINFORCE with the mean reward as baseline'}},
-    'ppo_clip': ADAPT | {'default': 0.2, 'at_least': 0, 'at_most': 1,
-                         'help': 'PADS: clipping range of the probability ratio in PPO'},
-    'old_update': ADAPT | {'default': 5, 'at_least': 1,
-                           'help': 'PADS: number of policy updates between two updates of the old policy in PPO'},
-    'baseline_rate': ADAPT | {'default': 0.05, 'at_least': 0, 'at_most': 1,
-                              'help': 'PADS: rate of the moving average of the rewards in REINFORCE'},
-    'no_self_reg': ADAPT | {'default': False, 'help': 'PADS: sample negatives from other classes only, and never the '
-                                                      'anchor as its own positive'},
+    'ppo_clip': {'default': 0.2, 'at_least': 0, 'at_most': 1,
+                 'help': 'PADS: clipping range of the probability ratio in PPO'},
+    'old_update': {'default': 5, 'at_least': 1,
+                   'help': 'PADS: number of policy updates between two updates of the old policy in PPO'},
+    'baseline_rate': {'default': 0.05, 'at_least': 0, 'at_most': 1,
+                      'help': 'PADS: rate of the moving average of the rewards in REINFORCE'},
+    'no_self_reg': {'default': False, 'help': 'PADS: sample negatives from other classes only, and never the '
+                                              'anchor as its own positive'},
 }
 
 # The smallest and largest centre of the bins with weight 1. The other bins have weight 1e-15, so that there is always a
 # negative to sample.
 FIXED = {'uniform': (0, torch.inf), 'hards': (0, 0.5), 'semihards': (0.3, 0.7), 'veryhards': (0, 0.3)}
 INITIAL = FIXED | {'uniform_low': (0.3, 0.7)}
+
+
+def problem(opt):
+    """A sentence on flags that cannot work; None if they can."""
+    low, high = opt.miner_parametric_support_lim
+    if low >= high:
+        return f'--miner_parametric_support_lim {low} {high}: the first must be less than the second'
+    return None
 
 
 def bin_weights(distances, n_support=30, support_lim=(0.1, 1.4)):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import architectures
-import parameters
+import configuration
 from utilities.text_tables import markdown
 
 CASES = ('vit_small_patch14_dinov2:224', 'vit_base_patch14_dinov2:224', 'vit_small_patch16_dinov3:224',
@@ -58,7 +58,7 @@ def step(arch, size, n_images, flags=(), amp=True):
     Adam); with amp, under autocast to bfloat16. What an operation allocates inside, and what the allocator keeps in
     reserve, is not included.
     """
-    opt = parameters.parse(['--arch', arch, '--not_pretrained', '--embed_dim', '256', '--input_size',
+    opt = configuration.parse(['--arch', arch, '--not_pretrained', '--embed_dim', '256', '--input_size',
                              str(size), *flags])
     with torch.device('meta'):                         # networks are built there, since some read numbers meanwhile
         model = architectures.select(opt)

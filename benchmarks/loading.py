@@ -25,8 +25,8 @@ from sklearn.datasets import load_sample_images
 from torchvision.io import ImageReadMode, decode_image, read_file
 from torchvision.transforms import v2
 
+import configuration
 import datasets
-import parameters
 from benchmarks import Row
 from datasets import decoding
 from utilities.loading import Loader
@@ -107,8 +107,8 @@ def read_by_torchvision(path):
 
 
 def ours(source, *flags):
-    opt = parameters.parse(['--dataset', 'folder', '--source_path', str(source), '--split_scheme', 'half',
-                            '--test_size', '0', *flags])
+    opt = configuration.parse(['--dataset', 'folder', '--source_path', str(source), '--split_scheme', 'half',
+                               '--test_size', '0', *flags])
     opt.device = torch.device('cpu')
     return datasets.select(opt, SIZE).train
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+import configuration
 import evaluation
-import parameters
 import parts
 from datasets.base import ImageSet, ImageTable, read_image
 from retrieval import overlap
@@ -40,7 +40,7 @@ ALTERED = {
 
 def main():
     torch.set_num_threads(1)
-    opt = parameters.parse(sys.argv[1:])
+    opt = configuration.parse(sys.argv[1:])
     built = parts.prepare(opt)
     train, test = built.data.evaluation['train'], built.data.evaluation['test']
     sources = np.random.default_rng(0).permutation(len(test))[:N_COPIES]

@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 import architectures
 import batch_mining
+import configuration
 import criteria
 import optimization
-import parameters
 from benchmarks import Row
 from benchmarks.measure import peak_memory
 from parts import Parts
@@ -38,7 +38,7 @@ class Case:
 
     def __init__(self, flags):
         gpu = on_gpu(flags)
-        self.opt = opt = parameters.parse(['--not_pretrained', *(ON_GPU if gpu else ON_CPU), *flags])
+        self.opt = opt = configuration.parse(['--not_pretrained', *(ON_GPU if gpu else ON_CPU), *flags])
         opt.device = torch.device('cuda', processes.rank()) if gpu else device.select(opt)
         device.set_arithmetic(opt)
         machine.keep_freed()
@@ -54,7 +54,7 @@ class Case:
         self.built = Parts(model.to(opt.device), None, criterion, miner)
         self.built.optimizer, _ = optimization.select(opt, model, criterion)
         self.built.step = TrainingStep(opt, self.built)
-        model.start_epoch(1)
+        model.start_epoch(model.warmup + 1)
 
     def bare(self):
         model, optimizer = self.built.model, self.built.optimizer
@@ -105,7 +105,7 @@ class Case:
 
 def on_gpu(flags):
     """Whether a Case runs on an NVIDIA GPU: if there is one, unless the flags have --device cpu."""
-    return torch.cuda.is_available() and parameters.parse(flags).device != 'cpu'
+    return torch.cuda.is_available() and configuration.parse(flags).device != 'cpu'
 
 
 def now():

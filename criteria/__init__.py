@@ -49,14 +49,14 @@ from criteria import (
     wrapping,
 )
 from criteria.wrapping import (  # noqa: F401
-    need_positives,
-    ranks,
-    required_inputs,
+    check_miner,
+    inputs,
+    needs_pairs,
     takes_miner,
     with_nested_losses,
     with_used_miners,
 )
-from utilities.errors import undeclared_flags
+from utilities.errors import named_flags, undeclared_flags
 from utilities.parameter_groups import optimizers, parameter_groups  # noqa: F401
 
 CRITERIA = {
@@ -114,6 +114,7 @@ CRITERIA = {
 
 
 @undeclared_flags()
+@named_flags()
 def select(*arguments, **named):
     """
     select(opt, batchminer, language=None): see wrapping.build_criterion. select(loss, opt, to_optim=None,

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = ['npair']
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
-ACCEPTS_MASKS = True
 FLAGS = {'alpha': {}, 'npair_ang_weight': {}, 'npair_l2': {'at_least': 0}}
 
 

@@ -19,7 +19,7 @@ REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 MARGIN_UNIT = 'radian'
 FLAGS = {
-    'lr': {'default': 0.0005, 'at_least': 0, 'resumable': True, 'help': 'learning rate of the class weights'},
+    'lr': {'default': 0.0005, 'at_least': 0, 'help': 'learning rate of the class weights'},
     'angular_margin': {},
     'feature_scale': {},
 }

@@ -3,13 +3,14 @@
 Cascaded embeddings: each level of an embedding is trained with the pairs or triplets that the level before it finds
 hard. Yuan et al., Hard-Aware Deeply Cascaded Embedding, ICCV 2017, https://arxiv.org/abs/1611.05720.
 """
-import argparse
+import copy
 import math
 
 import torch
 
+NEEDS = 'it is for losses that take any miner, such as triplet, margin or contrastive'
 FLAGS = {'cascade_fractions': {
-    'default': [0.5, 0.2], 'at_least': 0, 'at_most': 1, 'effect': {'cascade': True},
+    'default': [0.5, 0.2], 'at_least': 0, 'at_most': 1,
     'help': 'for each number in --cascade, the fraction of hardest pairs or triplets that train its embedding'}}
 
 
@@ -100,10 +101,15 @@ class Cascade(torch.nn.Module):
 
 def around(opt, build, miner):
     """The losses of the levels have parameters and wrappers of their own."""
+    if miner is None or miner.use == 'own':
+        return build(opt, miner)
     n_levels = len(opt.cascade) + 1
-    level = argparse.Namespace(**vars(opt) | {'embed_dim': opt.embed_dim // n_levels})
+    level = copy.copy(opt)
+    level.embed_dim = opt.embed_dim // n_levels
     given = [miner.given() for _ in range(n_levels)]
-    return Cascade([build(level, own) for own in given], given, miner, opt.cascade_fractions)
+    levels = [build(level, own) for own in given]
+    takes_pairs = miner.use == 'any' or 'references' in levels[0].takes    # a loss of references compares pairs
+    return Cascade(levels, given, miner if takes_pairs else miner.listing(), opt.cascade_fractions)
 
 
 def problem(opt):

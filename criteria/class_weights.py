@@ -8,13 +8,12 @@ import math
 
 import torch
 
-IN_USE = {'effect': {'class_weights': True}}
 FLAGS = {
     'class_weights': {'default': None, 'metavar': 'balanced|FILE', 'file': True,
                       'help': 'weights of the classes in the loss: balanced, larger for smaller classes, or a CSV file '
                               'of class,weight'},
-    'class_weights_beta': IN_USE | {'argument': 'beta', 'at_least': 0, 'at_most': 1},
-    'class_weights_divisor': IN_USE | {'argument': 'divisor', 'choices': {
+    'class_weights_beta': {'argument': 'beta', 'at_least': 0, 'at_most': 1},
+    'class_weights_divisor': {'argument': 'divisor', 'choices': {
         'samples': 'the number of samples, as in pytorch-metric-learning',
         'weights': 'the sum of their weights, as in torch.nn.CrossEntropyLoss'}},
 }
@@ -99,21 +98,21 @@ def read_weights(file, class_names):
     return torch.tensor([found[name] for name in class_names])
 
 
-def problem(opt):
-    """A sentence on a file that cannot be used; None if it can, or if the training classes are not known yet."""
-    if opt.class_weights == 'balanced' or not hasattr(opt, 'class_names'):
-        return None
+def chosen_weights(opt):
+    """The weights [C] of --class_weights. Raises ValueError if it names a file that cannot be used."""
+    if opt.class_weights == 'balanced':
+        return balanced_weights(opt.class_counts, opt.class_weights_beta)
     try:
-        read_weights(opt.class_weights, opt.class_names)
+        return read_weights(opt.class_weights, opt.class_names)
     except (OSError, ValueError) as error:
         reason = getattr(error, 'strerror', None) or error
-        return f'--class_weights {opt.class_weights}: {reason}; give balanced, or a CSV file (docs/training_methods.md)'
-    return None
+        raise ValueError(f'--class_weights {opt.class_weights}: {reason}; give balanced, or a CSV file '
+                         '(docs/training_methods.md)') from None
 
 
 def around(opt, build, miner):
-    if opt.class_weights == 'balanced':
-        weights = balanced_weights(opt.class_counts, opt.class_weights_beta)
-    else:
-        weights = read_weights(opt.class_weights, opt.class_names)
-    return ClassWeighted(build(opt, miner), weights, opt.class_weights_divisor)
+    criterion = build(opt, miner)
+    if 'reduction' not in criterion.takes:
+        raise ValueError(f'--class_weights does not work with --loss {opt.loss}, but with losses that have a value for '
+                         'each sample, such as softmax, proxynca or multisimilarity')
+    return ClassWeighted(criterion, chosen_weights(opt), opt.class_weights_divisor)

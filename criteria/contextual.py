@@ -23,9 +23,9 @@ FLAGS = {
     'context_weight': {'at_least': 0},
     'contrastive_weight': {'at_least': 0},
     'reg_weight': {'at_least': 0},
-    'pos_margin': {'effect': {'loss_contextual_contrastive_weight': True}},
-    'neg_margin': {'effect': {'loss_contextual_contrastive_weight': True}},
-    'reg_similarity': {'effect': {'loss_contextual_reg_weight': True}},
+    'pos_margin': {},
+    'neg_margin': {},
+    'reg_similarity': {},
 }
 
 
@@ -114,11 +114,16 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.arguments = (
-            opt.loss_contextual_k, opt.loss_contextual_eps, opt.loss_contextual_context_weight,
-            opt.loss_contextual_contrastive_weight, opt.loss_contextual_reg_weight, opt.loss_contextual_pos_margin,
-            opt.loss_contextual_neg_margin, opt.loss_contextual_reg_similarity)
+        self.arguments = {
+            'k': opt.loss_contextual_k, 'eps': opt.loss_contextual_eps,
+            'context_weight': opt.loss_contextual_context_weight,
+            'contrastive_weight': opt.loss_contextual_contrastive_weight, 'reg_weight': opt.loss_contextual_reg_weight}
+        if self.arguments['contrastive_weight']:
+            self.arguments |= {'pos_margin': opt.loss_contextual_pos_margin,
+                               'neg_margin': opt.loss_contextual_neg_margin}
+        if self.arguments['reg_weight']:
+            self.arguments['reg_similarity'] = opt.loss_contextual_reg_similarity
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
-        return contextual_loss(batch, labels, *self.arguments)
+        return contextual_loss(batch, labels, **self.arguments)

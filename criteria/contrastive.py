@@ -11,9 +11,7 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
-ACCEPTS_MASKS = True            # its miner may return masks of pairs, as `all` does
-SUPPORTS_MEMORY = True          # can take embeddings of earlier batches as references
-OF_PAIRS = True                 # uses the pairs of masks, not the triplets that they make
+ACCEPTS_MASKS = True            # it has a formula for masks of pairs, too, as `all` gives them
 MARGIN_UNIT = 'distance'
 FLAGS = {'pos_margin': {}, 'neg_margin': {}, 'active_only': {}}
 

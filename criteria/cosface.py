@@ -16,7 +16,7 @@ MARGIN_UNIT = 'cosine'
 FLAGS = {
     'margin': {},
     'scale': {'above': 0},
-    'lr': {'default': 0.0005, 'at_least': 0, 'resumable': True, 'help': 'learning rate of the class weights'},
+    'lr': {'default': 0.0005, 'at_least': 0, 'help': 'learning rate of the class weights'},
 }
 
 

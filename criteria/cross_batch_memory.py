@@ -2,11 +2,12 @@
 """Cross-batch memory for losses of pairs. Wang et al., CVPR 2020, https://arxiv.org/abs/1912.06798."""
 import torch
 
+NEEDS = 'it is for losses that compare a batch with references, such as contrastive, multisimilarity or supcon'
 FLAGS = {
     'xbm_size': {'default': 0, 'at_least': 0,
                  'help': 'number of embeddings in the cross-batch memory bank; 0 means no memory bank'},
-    'xbm_weight': {'argument': 'weight', 'at_least': 0, 'effect': {'xbm_size': True}},
-    'xbm_start': {'default': 1000, 'at_least': 0, 'effect': {'xbm_size': True},
+    'xbm_weight': {'argument': 'weight', 'at_least': 0},
+    'xbm_start': {'default': 1000, 'at_least': 0,
                   'begins_after': 'the memory bank is never used',
                   'help': 'number of batches before the memory bank is used'},
 }
@@ -64,4 +65,9 @@ class CrossBatchMemory(torch.nn.Module):
 
 
 def around(opt, build, miner):
-    return CrossBatchMemory(build(opt, miner), opt.xbm_size, opt.embed_dim, opt.xbm_weight, opt.xbm_start)
+    criterion = build(opt, miner)
+    if 'references' not in criterion.takes:
+        return criterion
+    if opt.xbm_size < opt.bs:
+        raise ValueError(f'--xbm_size {opt.xbm_size}: the memory bank must hold at least a batch, --bs {opt.bs}')
+    return CrossBatchMemory(criterion, opt.xbm_size, opt.embed_dim, opt.xbm_weight, opt.xbm_start)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
-FLAGS = {'temperature': {'above': 0}, 'weighted': {}, 'sigma': {'above': 0, 'effect': {'loss_dcl_weighted': True}}}
+FLAGS = {'temperature': {'above': 0}, 'weighted': {}, 'sigma': {'above': 0}}
 
 
 def dcl_loss(batch, labels, temperature=0.1, weighted=False, sigma=0.5, reduction='mean'):
@@ -59,8 +59,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.temperature, self.weighted, self.sigma = (
-            opt.loss_dcl_temperature, opt.loss_dcl_weighted, opt.loss_dcl_sigma)
+        self.temperature, self.weighted = opt.loss_dcl_temperature, opt.loss_dcl_weighted
+        self.sigma = opt.loss_dcl_sigma if self.weighted else None
 
     def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""

@@ -10,21 +10,21 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 REQUIRES_OPTIM = True
-IN_USE = {'effect': {'daml': True}}
+NEEDS = 'it is for losses of triplets, such as triplet, margin or contrastive'
 FLAGS = {
     'daml': {'default': False,
              'help': 'deep adversarial metric learning: a generator makes a hard negative for each triplet'},
-    'daml_weight': IN_USE | {'argument': 'weight', 'at_least': 0},
-    'daml_real_weight': IN_USE | {'argument': 'real_weight', 'at_least': 0},
-    'daml_reg_weight': IN_USE | {'argument': 'reg_weight', 'at_least': 0},
-    'daml_adv_weight': IN_USE | {'argument': 'adv_weight', 'at_least': 0},
-    'daml_margin': IN_USE | {'argument': 'margin', 'help': '--daml: margin in the term of --daml_adv_weight, a squared '
-                                                           'distance of embeddings'},
-    'daml_layers': IN_USE | {'argument': 'widths', 'at_least': 1, 'nargs': '*'},
-    'daml_lr': IN_USE | {'default': -1.0, 'resumable': True,
-                         'help': '--daml: learning rate of the generator; a negative value means --lr'},
-    'daml_delay': IN_USE | {'argument': 'delay', 'at_least': 0,
-                            'begins_after': 'synthetic negatives never train the network'},
+    'daml_weight': {'argument': 'weight', 'at_least': 0},
+    'daml_real_weight': {'argument': 'real_weight', 'at_least': 0},
+    'daml_reg_weight': {'argument': 'reg_weight', 'at_least': 0},
+    'daml_adv_weight': {'argument': 'adv_weight', 'at_least': 0},
+    'daml_margin': {'argument': 'margin', 'help': '--daml: margin in the term of --daml_adv_weight, a squared '
+                                                  'distance of embeddings'},
+    'daml_layers': {'argument': 'widths', 'at_least': 1, 'nargs': '*'},
+    'daml_lr': {'default': -1.0,
+                'help': '--daml: learning rate of the generator; a negative value means --lr'},
+    'daml_delay': {'argument': 'delay', 'at_least': 0,
+                   'begins_after': 'synthetic negatives never train the network'},
 }
 
 
@@ -141,14 +141,25 @@ class DeepAdversarial(torch.nn.Module):
 
 
 def around(opt, build, miner):
+    if miner is None or miner.use != 'triplets':
+        return build(opt, miner)
     given = miner.given()
+    criterion = build(opt, given)
+    of_images = criterion.takes & {'feature_maps', 'images', 'indices', 'teacher_batch'}
+    if of_images:
+        raise ValueError(f'--daml does not work with --loss {opt.loss}, which takes {", ".join(sorted(of_images))}: '
+                         'synthetic negatives have only features and embeddings')
     return DeepAdversarial(
-        build(opt, given), given, miner, opt.n_features, '_normalize' in opt.arch, opt.daml_layers,
+        criterion, given, miner.listing(), opt.n_features, '_normalize' in opt.arch, opt.daml_layers,
         opt.lr if opt.daml_lr < 0 else opt.daml_lr, opt.daml_weight, opt.daml_reg_weight, opt.daml_adv_weight,
         opt.daml_margin, opt.daml_real_weight, opt.daml_delay)
 
 
 def problem(opt):
+    if opt.cascade:
+        return '--daml does not work with --cascade: synthetic negatives have features of the last block only'
+    if opt.xbm_size:
+        return '--daml does not work with --xbm_size: synthetic negatives would be stored in the memory bank'
     if opt.embed_norm == 'batch':
         return ('--daml does not work with --embed_norm batch, since synthetic features would change its statistics; '
                 'use --embed_norm layer or none')

@@ -2,6 +2,7 @@
 """Direction regularisation of any loss of triplets. Mohan et al., Moving in the Right Direction, CVPR 2020."""
 import torch
 
+NEEDS = 'it is for losses of triplets, such as triplet, margin or contrastive'
 FLAGS = {'dr_weight': {'default': 0.0, 'at_least': 0, 'help': 'weight of direction regularisation (Mohan et al.) for '
                                                               'any loss that takes a miner; 0 means none'}}
 
@@ -46,4 +47,7 @@ class DirectionRegularised(torch.nn.Module):
 
 
 def around(opt, build, miner):
-    return DirectionRegularised(build(opt, miner), miner, opt.dr_weight)
+    criterion = build(opt, miner)
+    if miner is None or miner.use != 'triplets':
+        return criterion
+    return DirectionRegularised(criterion, miner, opt.dr_weight)

@@ -7,13 +7,12 @@ embeddings of another network in place of the larger embeddings.
 import torch
 import torch.nn.functional as F
 
-REQUIRES_INPUTS = ['teacher_batch']
 FLAGS = {
-    'distill': {'default': None, 'metavar': 'RUN_FOLDER|ema', 'effect': {'a loss with a teacher': True},
+    'distill': {'default': None, 'metavar': 'RUN_FOLDER|ema',
                 'help': 'teacher: a run folder, a checkpoint, or ema, the moving average of the weights; by default '
                         'none'},
-    'distill_w': {'argument': 'weight', 'at_least': 0, 'effect': {'distill': True}},
-    'distill_T': {'argument': 'temperature', 'above': 0, 'effect': {'distill': True, 'distill_w': True}},
+    'distill_w': {'argument': 'weight', 'at_least': 0},
+    'distill_T': {'argument': 'temperature', 'above': 0},
 }
 
 
@@ -62,6 +61,13 @@ class Distilled(torch.nn.Module):
         distilled = distillation_loss(batch, teacher_batch, self.temperature)
         self.log = {'distillation': distilled.detach()}
         return loss + self.weight * distilled
+
+
+def problem(opt):
+    if opt.distill == 'ema' and opt.ema is None:
+        return ('--distill ema: the teacher is the moving average of the weights, whose decay is --ema; give that flag '
+                'too, such as --ema 0.999')
+    return None
 
 
 def around(opt, build, miner):

@@ -15,7 +15,7 @@ REQUIRES_OPTIM = True
 FLAGS = {
     'gamma': {'at_least': 0},
     'scale': {'at_least': 0},
-    'lrmulti': {'default': 50.0, 'at_least': 0, 'resumable': True,
+    'lrmulti': {'default': 50.0, 'at_least': 0,
                 'help': 'learning rate of the proxies, as a multiple of --lr'},
 }
 

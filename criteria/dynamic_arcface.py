@@ -20,7 +20,7 @@ FLAGS = {
     'margin_high': {},
     'power': {},
     'feature_scale': {'above': 0},
-    'lr': {'default': 0.0005, 'at_least': 0, 'resumable': True, 'help': 'learning rate of the centres'},
+    'lr': {'default': 0.0005, 'at_least': 0, 'help': 'learning rate of the centres'},
 }
 
 

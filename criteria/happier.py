@@ -18,7 +18,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
-REQUIRES_SUPERCLASSES = True     # reads opt.superclasses, the super-classes of each training class
 FLAGS = {
     'alpha': {'at_least': 0},
     'tau': {'above': 0},
@@ -27,7 +26,7 @@ FLAGS = {
     'offset': {},
     'lambda': {'argument': 'weight', 'at_least': 0, 'at_most': 1},
     'temperature': {'above': 0},
-    'lr': {'default': 2e-05, 'at_least': 0, 'resumable': True, 'help': 'learning rate of the class weights'},
+    'lr': {'default': 2e-05, 'at_least': 0, 'help': 'learning rate of the class weights'},
 }
 
 
@@ -140,6 +139,9 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
+        if opt.superclasses is None:
+            raise ValueError('--loss happier needs the super-classes of the training classes, and there are none here: '
+                             'docs/data.md says which data sets have them (with --unsupervised, none has)')
         names = ('alpha', 'tau', 'rho', 'delta', 'offset', 'lambda', 'temperature')
         self.arguments = [getattr(opt, f'loss_happier_{name}') for name in names]
         self.lr = opt.loss_happier_lr

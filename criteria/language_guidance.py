@@ -7,25 +7,23 @@ https://arxiv.org/abs/2203.08543.
 import torch
 import torch.nn.functional as F
 
-IN_USE = {'effect': {'language_distill_w': True}}
 FLAGS = {
     'language_distill_w': {'default': 0.0, 'at_least': 0,
                            'help': 'weight of language guidance (Roth et al., CVPR 2022), with --language_vectors; 0 '
                                    'means none'},
-    'language_vectors': IN_USE | {'default': None, 'metavar': 'FILE', 'resumable': True,
-                                  'help': 'language guidance: .npz file of class_names and their vectors; '
-                                          'docs/training_methods.md has its format'},
-    'language_pseudoclass': IN_USE | {'default': False,
-                                      'help': 'language guidance: use several vectors per class, such as vectors of '
-                                              'its likeliest ImageNet classes'},
+    'language_vectors': {'default': None, 'metavar': 'FILE',
+                         'help': 'language guidance: .npz file of class_names and their vectors; '
+                                 'docs/training_methods.md has its format'},
+    'language_pseudoclass': {'default': False,
+                             'help': 'language guidance: use several vectors per class, such as vectors of '
+                                     'its likeliest ImageNet classes'},
     'language_pseudoclass_topk': {'default': 5, 'at_least': 1,
-                                  'effect': {'language_distill_w': True, 'language_pseudoclass': True},
                                   'help': 'language guidance: number of vectors per class, the first ones in the file'},
-    'language_delay': IN_USE | {'default': 0, 'at_least': 0, 'begins_at': 'language guidance never begins',
-                                'help': 'language guidance: the first training step with it, counted from 1'},
-    'language_shift': IN_USE | {'argument': 'shift'},
-    'language_temp': IN_USE | {'argument': 'temperature', 'above': 0},
-    'language_distill_dir': IN_USE | {'argument': 'direction', 'choices': ['backward', 'forward']},
+    'language_delay': {'default': 0, 'at_least': 0, 'begins_at': 'language guidance never begins',
+                       'help': 'language guidance: the first training step with it, counted from 1'},
+    'language_shift': {'argument': 'shift'},
+    'language_temp': {'argument': 'temperature', 'above': 0},
+    'language_distill_dir': {'argument': 'direction', 'choices': ['backward', 'forward']},
     'language_model': {'default': None, 'metavar': 'NAME', 'obsolete': True,
                        'help': 'without effect, since --language_vectors has the vectors of the text model; for '
                                'scripts of Roth et al.'},
@@ -87,6 +85,14 @@ class LanguageGuided(torch.nn.Module):
             guidance = language_guidance(batch, labels, self.vectors, *self.arguments)
         self.log = {'language_guidance': guidance.detach()}
         return loss + self.weight * guidance
+
+
+def problem(opt):
+    if not opt.language_vectors:
+        return ('--language_distill_w needs --language_vectors FILE, the vectors of the class names: this program '
+                'contains neither a text model nor the ImageNet classifier of --language_pseudoclass; '
+                'docs/training_methods.md says how to make the file')
+    return None
 
 
 def around(opt, build, miner):

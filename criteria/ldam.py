@@ -18,9 +18,9 @@ FLAGS = {
     'max_margin': {},
     'scale': {'above': 0},
     'weights_beta': {'at_least': 0, 'at_most': 1},
-    'weights_delay': {'default': 0, 'at_least': 0, 'resumable': True, 'effect': {'loss_ldam_weights_beta': True},
+    'weights_delay': {'default': 0, 'at_least': 0,
                       'help': 'number of first epochs with equal weights'},
-    'lr': {'default': 0.0005, 'at_least': 0, 'resumable': True, 'help': 'learning rate of the class weights'},
+    'lr': {'default': 0.0005, 'at_least': 0, 'help': 'learning rate of the class weights'},
 }
 
 
@@ -58,7 +58,8 @@ class Criterion(torch.nn.Module):
     def __init__(self, opt):
         super().__init__()
         self.max_margin, self.scale, self.lr = opt.loss_ldam_max_margin, opt.loss_ldam_scale, opt.loss_ldam_lr
-        self.weights_beta, self.weights_delay = opt.loss_ldam_weights_beta, opt.loss_ldam_weights_delay
+        self.weights_beta = opt.loss_ldam_weights_beta
+        self.weights_delay = opt.loss_ldam_weights_delay if self.weights_beta else 0
         limit = opt.embed_dim ** -0.5
         self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
         self.register_buffer('class_counts', torch.tensor(opt.class_counts))

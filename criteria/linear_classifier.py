@@ -13,7 +13,7 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 FLAGS = {
-    'lr': {'default': 1e-05, 'at_least': 0, 'resumable': True, 'help': 'learning rate of the class weights and biases'},
+    'lr': {'default': 1e-05, 'at_least': 0, 'help': 'learning rate of the class weights and biases'},
 }
 
 

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 REQUIRES_OPTIM = True
+BESIDE_EMBEDDINGS = ('batch_features', 'avg_batch_features', 'f_embed', 'feature_maps', 'images', 'teacher_batch')
 FLAGS = {
     'mahalanobis': {'default': False,
                     'help': 'learn a linear map of the embeddings, under the loss, its miner and evaluation'},
-    'mahalanobis_lr': {'default': -1.0, 'resumable': True, 'effect': {'mahalanobis': True},
+    'mahalanobis_lr': {'default': -1.0,
                        'help': '--mahalanobis: learning rate of the map; a negative value means --lr'},
 }
 
@@ -60,5 +61,20 @@ class Mahalanobis(torch.nn.Module):
         return torch.cat([points, torch.ones_like(halves)], dim=1), torch.cat([points, -halves], dim=1)
 
 
+def problem(opt):
+    if opt.cascade:
+        return '--mahalanobis does not work with --cascade: its embedding consists of several'
+    if opt.matryoshka:
+        return '--mahalanobis does not work with --matryoshka: a prefix of the mapped embedding is no map of a prefix'
+    if opt.daml:
+        return '--mahalanobis does not work with --daml: synthetic negatives are embedded without the map'
+    return None
+
+
 def around(opt, build, miner):
-    return Mahalanobis(build(opt, miner), opt.embed_dim, opt.lr if opt.mahalanobis_lr < 0 else opt.mahalanobis_lr)
+    criterion = build(opt, miner)
+    beyond = criterion.takes & {*BESIDE_EMBEDDINGS}
+    if beyond:
+        raise ValueError(f'--mahalanobis does not work with --loss {opt.loss}, which takes {", ".join(sorted(beyond))} '
+                         'beside the embeddings')
+    return Mahalanobis(criterion, opt.embed_dim, opt.lr if opt.mahalanobis_lr < 0 else opt.mahalanobis_lr)

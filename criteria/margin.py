@@ -12,12 +12,12 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = True
-ACCEPTS_MASKS = True            # its miner may return masks of pairs, as `all` does
+ACCEPTS_MASKS = True            # it has a formula for masks of pairs, too, as `all` gives them
 MARGIN_UNIT = 'distance'
 FLAGS = {
     'margin': {},
     'beta': {'default': 1.2, 'help': 'initial value of beta, the distance that separates positive from negative pairs'},
-    'beta_lr': {'default': 0.0005, 'at_least': 0, 'resumable': True, 'help': 'learning rate of beta'},
+    'beta_lr': {'default': 0.0005, 'at_least': 0, 'help': 'learning rate of beta'},
     'nu': {},
     'beta_constant': {'default': False, 'help': 'do not train beta'},
     'beta_shared': {'default': False, 'help': 'use one beta for all classes instead of one per class'},

@@ -6,19 +6,20 @@ of its own. Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022, h
 The paper's loss is a softmax. Its variant MRL-E shares the class weights: the classifier of a prefix has the first
 components of the class weights of the whole embedding. Here, this holds for the parameters of any loss.
 """
-import argparse
+import copy
 
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
+BESIDE_EMBEDDINGS = ('batch_features', 'avg_batch_features', 'f_embed', 'feature_maps', 'images', 'teacher_batch')
 FLAGS = {
     'matryoshka': {'default': [], 'type': 'int', 'at_least': 1, 'metavar': 'D',
                    'help': 'train prefixes of the embedding: the loss is summed over the first D dimensions; the last'
                            ' is --embed_dim'},
-    'matryoshka_weights': {'default': [], 'type': 'float', 'at_least': 0, 'effect': {'matryoshka': True},
+    'matryoshka_weights': {'default': [], 'type': 'float', 'at_least': 0,
                            'help': 'weights of the prefixes of --matryoshka; by default 1 each'},
-    'matryoshka_mine_prefixes': {'default': False, 'effect': {'matryoshka': True, 'a miner': True},
+    'matryoshka_mine_prefixes': {'default': False,
                                  'help': '--matryoshka: mine tuples in each prefix, instead of once in the whole '
                                          'embedding'},
 }
@@ -36,10 +37,6 @@ def embedding_prefix(batch, dim, normalize=True):
         return F.normalize(batch[:, :dim], dim=1) if normalize else batch[:, :dim]
 
 
-class NotShared(ValueError):
-    """A loss has a parameter that its prefixes cannot take from the whole embedding's loss."""
-
-
 class Matryoshka(torch.nn.Module):
     """
     The weighted sum of the losses of the prefixes of an embedding.
@@ -54,7 +51,7 @@ class Matryoshka(torch.nn.Module):
                    forward() sets.
         miner:     None, or (batch [B, D], labels [B]) -> the tuples, mined once for all losses.
 
-    Raises NotShared if a parameter of `criterion` cannot be shared with a prefix.
+    Raises ValueError if a parameter of `criterion` cannot be shared with a prefix.
     """
 
     def __init__(self, criterion, prefixes, weights, normalize=True, given=None, miner=None):
@@ -91,8 +88,8 @@ def take_parameters(loss, criterion, dim):
     for name, own in [*loss.named_parameters()]:
         shape = shared[name].shape
         if own.shape[:-1] != shape[:-1] or own.shape != shape and own.shape[-1] != dim:
-            raise NotShared(f'its parameter {name} has the shape {[*shape]}, but {[*own.shape]} for embeddings of '
-                            f'{dim} dimensions')
+            raise ValueError(f'its parameter {name} has the shape {[*shape]}, but {[*own.shape]} for embeddings of '
+                             f'{dim} dimensions')
         widths[name] = None if own.shape == shape else dim
         owner, _, last = name.rpartition('.')
         delattr(loss.get_submodule(owner), last)
@@ -104,15 +101,29 @@ def around(opt, build, miner):
     given = None if miner is None or opt.matryoshka_mine_prefixes else miner.given()
 
     def build_prefix(dim):
-        return build(argparse.Namespace(**vars(opt) | {'embed_dim': dim}), given or miner)
+        own = copy.copy(opt)
+        own.embed_dim = dim
+        return build(own, given or miner)
     criterion = build_prefix(opt.embed_dim)
+    beyond = criterion.takes & {*BESIDE_EMBEDDINGS}
+    if beyond:
+        raise ValueError(f'--matryoshka does not work with --loss {opt.loss}, which takes {", ".join(sorted(beyond))} '
+                         'beside the embeddings')
     with torch.random.fork_rng(devices=[]):
         prefixes = {dim: build_prefix(dim) for dim in opt.matryoshka[:-1]}
-    return Matryoshka(criterion, prefixes, opt.matryoshka_weights or [1.0] * len(opt.matryoshka),
-                      '_normalize' in opt.arch, given, given and miner)
+    weights = opt.matryoshka_weights or [1.0] * len(opt.matryoshka)
+    try:
+        return Matryoshka(criterion, prefixes, weights, '_normalize' in opt.arch, given, given and miner)
+    except ValueError as error:
+        raise ValueError(f'--matryoshka does not work with --loss {opt.loss}: {error}, and only parameters whose last '
+                         'axis is the embedding can be shared; choose another loss') from None
 
 
 def problem(opt):
+    if opt.cascade:
+        return '--matryoshka does not work with --cascade: its embedding consists of several'
+    if opt.daml:
+        return '--matryoshka does not work with --daml: synthetic negatives have features of the whole embedding'
     dims, weights = opt.matryoshka, opt.matryoshka_weights
     if dims != sorted({*dims}) or dims[-1] != opt.embed_dim:
         return (f'--matryoshka {shown(dims)}: give dimensions in ascending order, each once, and --embed_dim, '

@@ -17,7 +17,7 @@ FLAGS = {
     'pos_margin': {},
     'neg_margin': {},
     'reg_weight': {'at_least': 0},
-    'lrmulti': {'default': 2000.0, 'at_least': 0, 'resumable': True,
+    'lrmulti': {'default': 2000.0, 'at_least': 0,
                 'help': 'learning rate of the mean fields, as a multiple of --lr'},
 }
 

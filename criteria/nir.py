@@ -20,9 +20,9 @@ REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 FLAGS = {
     'w_align': {'at_least': 0},
-    'proxy_lrmulti': {'default': 4000.0, 'at_least': 0, 'resumable': True,
+    'proxy_lrmulti': {'default': 4000.0, 'at_least': 0,
                       'help': 'learning rate of the proxies, as a multiple of --lr'},
-    'lrmulti': {'default': 50.0, 'at_least': 0, 'resumable': True,
+    'lrmulti': {'default': 50.0, 'at_least': 0,
                 'help': 'learning rate of the normalising flow, as a multiple of --lr'},
     'noise': {'at_least': 0},
     'nf_cond_mode': {'argument': 'cond_mode', 'choices': {

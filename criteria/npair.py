@@ -12,7 +12,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = ['npair']
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
-ACCEPTS_MASKS = True
 FLAGS = {
     'negatives': {'default': 'all', 'help': 'negatives of an anchor', 'choices': {
         'all': 'all samples of other classes', 'pairs': 'the positives of other pairs, one pair per class'}},

@@ -18,7 +18,7 @@ FLAGS = {
     'neg_alpha': {'above': 0},
     'pos_delta': {},
     'neg_delta': {},
-    'lrmulti': {'default': 2000.0, 'at_least': 0, 'resumable': True,
+    'lrmulti': {'default': 2000.0, 'at_least': 0,
                 'help': 'learning rate of the proxies, as a multiple of --lr'},
 }
 

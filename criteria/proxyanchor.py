@@ -16,7 +16,7 @@ MARGIN_UNIT = 'cosine'
 FLAGS = {
     'margin': {},
     'alpha': {'above': 0},
-    'lrmulti': {'default': 100.0, 'at_least': 0, 'resumable': True,
+    'lrmulti': {'default': 100.0, 'at_least': 0,
                 'help': 'learning rate of the proxies, as a multiple of --lr'},
 }
 

@@ -16,7 +16,7 @@ REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 FLAGS = {
     'scale': {'above': 0},
-    'lrmulti': {'default': 50.0, 'at_least': 0, 'resumable': True,
+    'lrmulti': {'default': 50.0, 'at_least': 0,
                 'help': 'learning rate of the proxies, as a multiple of --lr'},
 }
 

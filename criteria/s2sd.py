@@ -18,7 +18,6 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 REQUIRES_CRITERIA = ('loss_s2sd_source', 'loss_s2sd_target')    # Criterion(opt, build) builds the losses of these flags
-REQUIRES_INPUTS = {'feature_maps': 'loss_s2sd_pool_aggr'}       # needed with this flag
 FLAGS = {
     'source': {'default': 'multisimilarity', 'help': 'name of the loss of the embeddings, as for --loss'},
     'target': {'default': 'multisimilarity', 'help': 'name of the loss of the larger embeddings, as for --loss'},
@@ -29,7 +28,7 @@ FLAGS = {
     'target_dims': {'default': [512, 1024, 1536, 2048], 'at_least': 1, 'help': 'dimensions of the larger embeddings'},
     'feat_distill': {'default': False, 'help': 'distil from the features too, in addition to the larger embeddings'},
     'feat_w': {'default': 50.0, 'at_least': 0, 'help': 'weight of the distillation from the features'},
-    'feat_distill_delay': {'default': 1000, 'at_least': 0, 'effect': {'loss_s2sd_feat_distill': True},
+    'feat_distill_delay': {'default': 1000, 'at_least': 0,
                            'begins_after': 'the features are never distilled',
                            'help': 'number of batches before the distillation from the features begins'},
 }
@@ -84,9 +83,15 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, build):
         super().__init__()
-        self.temperature, self.weight, self.feature_weight = opt.loss_s2sd_T, opt.loss_s2sd_w, opt.loss_s2sd_feat_w
-        self.distils_features, self.delay = opt.loss_s2sd_feat_distill, opt.loss_s2sd_feat_distill_delay
+        self.temperature, self.weight = opt.loss_s2sd_T, opt.loss_s2sd_w
+        self.distils_features = opt.loss_s2sd_feat_distill
+        if self.distils_features:
+            self.feature_weight, self.delay = opt.loss_s2sd_feat_w, opt.loss_s2sd_feat_distill_delay
         self.pools_maps, self.lr = opt.loss_s2sd_pool_aggr, opt.lr
+        self.inputs = ['feature_maps'] if self.pools_maps else []
+        if self.pools_maps and opt.n_maps is None:
+            raise ValueError('--loss_s2sd_pool_aggr: the network of --arch has no feature maps, or does not pool them '
+                             'by their average; give --pool avg, or leave the flag out')
         n_features, dims = opt.n_maps if self.pools_maps else opt.n_features, opt.loss_s2sd_target_dims
         self.heads = torch.nn.ModuleList([
             torch.nn.Sequential(torch.nn.Linear(n_features, dim), torch.nn.ReLU(), torch.nn.Linear(dim, dim))

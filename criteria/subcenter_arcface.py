@@ -22,7 +22,7 @@ FLAGS = {
     'n_centers': {'default': 3, 'at_least': 1, 'help': 'number of centres per class'},
     'angular_margin': {},
     'feature_scale': {'above': 0},
-    'lr': {'default': 0.0005, 'at_least': 0, 'resumable': True, 'help': 'learning rate of the centres'},
+    'lr': {'default': 0.0005, 'at_least': 0, 'help': 'learning rate of the centres'},
 }
 
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
-SUPPORTS_MEMORY = True          # can take embeddings of earlier batches as references
 FLAGS = {'temperature': {'above': 0}}
 
 

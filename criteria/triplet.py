@@ -13,7 +13,7 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
-ACCEPTS_MASKS = True            # its miner may return masks of pairs, as `all` does
+ACCEPTS_MASKS = True            # it has a formula for masks of pairs, too, as `all` gives them
 MARGIN_UNIT = 'distance^power'  # power: --loss_triplet_power
 FLAGS = {'margin': {}, 'power': {'above': 0}, 'active_only': {}}
 

@@ -1,5 +1,4 @@
 """Batch samplers: they decide which images form a training batch."""
-import argparse
 
 from datasampler import (
     balanced_sampler,
@@ -14,7 +13,8 @@ from datasampler import (
 )
 from datasampler.storage import Storage
 from utilities import public
-from utilities.errors import UserError, choose, undeclared_flags
+from utilities.errors import UserError, choose, named_flags, undeclared_flags
+from utilities.namespace import changed
 
 SAMPLERS = {
     'class_random': class_random_sampler,
@@ -45,6 +45,16 @@ def distinct(opt):
     return getattr(choose(SAMPLERS, opt.data_sampler, '--data_sampler'), 'DISTINCT', None)
 
 
+def check(opt):
+    """Raises UserError for a batch that --views or --unsupervised does not allow."""
+    if opt.bs % opt.views:
+        raise UserError(f'--bs {opt.bs} is not divisible by --views {opt.views}, the number of times that each image '
+                        'is in its batch')
+    if opt.unsupervised and opt.samples_per_class > 1:
+        raise UserError(f'--samples_per_class {opt.samples_per_class}: with --unsupervised, a class has one image; '
+                        'leave the flag out, and give --views to have each image in its batch several times')
+
+
 def choose_batch(opt, images):
     """
     Shrinks the default --bs and --samples_per_class if there are too few training classes or images for them: sets
@@ -54,10 +64,10 @@ def choose_batch(opt, images):
     as this allows, and at most as many as half of the classes have. A sampler that does not repeat images gets at most
     all images, and so does either with --unsupervised. Each image counts --views times.
     """
-    n_images, sizes = len(images.image_list), sorted(map(len, images.image_dict.values()))
-    before, most_images = (opt.bs, opt.samples_per_class), opt.bs // opt.views
     if not is_default(opt):
         return
+    n_images, sizes = len(images.image_list), sorted(map(len, images.image_dict.values()))
+    before, most_images = (opt.bs, opt.samples_per_class), opt.bs // opt.views
     if distinct(opt) == 'images' or distinct(opt) == 'classes' and opt.unsupervised:
         opt.bs = min(most_images, n_images) * opt.views
     elif distinct(opt) == 'classes' and 2 <= len(sizes) < most_images // opt.samples_per_class:
@@ -80,23 +90,16 @@ def select(opt, images, criterion=None):
     if getattr(module, 'REQUIRES_STORAGE', False) and not public.is_sampler(module):
         required.append(Storage(opt, len(images.image_list)))
     if getattr(module, 'REQUIRES_HIERARCHY', False):
-        if opt.unsupervised:
-            raise UserError(f'--unsupervised: --data_sampler {opt.data_sampler} needs super-classes, and an image that '
-                            'is a class of its own has none; choose another sampler')
-        if None in images.superclasses:
-            raise UserError(f'--data_sampler {opt.data_sampler}: --dataset {opt.dataset} has no super-classes; '
-                            'online_products, inshop and omniglot have them, and your own images may (docs/data.md)')
         required.append(images.superclasses)
     if getattr(module, 'REQUIRES_CRITERION', False):
         required.append(criterion)
-    of_images = argparse.Namespace(**vars(opt) | {'bs': opt.bs // opt.views})
+    of_images = changed(opt, bs=opt.bs // opt.views)
     try:
-        sampler = module.Sampler(of_images, images.image_dict, images.image_list, *required)
-    except (UserError, ValueError) as error:               # files that can be copied alone raise ValueError
-        if isinstance(error, ValueError) and not str(error).startswith('--'):
+        with named_flags():
+            sampler = module.Sampler(of_images, images.image_dict, images.image_list, *required)
+    except UserError as error:
+        if opt.views == 1 or '--bs' not in str(error):
             raise
-        if opt.views == 1:
-            raise UserError(str(error)) from None
         raise UserError(f'--views {opt.views}: of --bs {opt.bs}, the sampler chooses {of_images.bs} images, which '
                         f'are its --bs: {error}') from None
     return public.sampler(opt, sampler, images.image_list) if public.is_sampler(module) else sampler

@@ -32,6 +32,9 @@ class Sampler(torch.utils.data.Sampler):
     """
 
     def __init__(self, opt, image_dict, image_list, superclasses):
+        if None in superclasses:
+            raise ValueError('--data_sampler hierarchical needs the super-class of each training class, and there are '
+                             'none here: docs/data.md says which data sets have them (with --unsupervised, none has)')
         if opt.bs % opt.samples_per_class:
             raise ValueError(f'--bs {opt.bs} is not divisible by --samples_per_class {opt.samples_per_class}')
         self.n_classes, self.per_class = opt.bs // opt.samples_per_class, opt.samples_per_class

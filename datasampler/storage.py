@@ -15,7 +15,7 @@ FLAGS = {
     'idx_full_prec': {'default': False, 'help': 'recompute the whole memory bank before each epoch'},
     'mb_mom': {'default': -1.0, 'help': 'momentum of the changes of the embeddings in the memory bank; -1 means no '
                                         'momentum'},
-    'mb_lr': {'default': 1.0, 'effect': {'data_mb_mom': {'above': 0}},
+    'mb_lr': {'default': 1.0,
               'help': 'with --data_mb_mom: factor of the change that is added to each new embedding'},
 }
 
@@ -42,7 +42,8 @@ class Storage:
         self.shape = (n_images, dim if dim > 0 else opt.embed_dim)
         self.device = torch.device('cpu') if opt.device.type == 'mps' else opt.device
         self.cosine = opt.data_sim_measure == 'cosine'
-        self.momentum, self.rate = max(0.0, opt.data_mb_mom), opt.data_mb_lr
+        self.momentum = max(0.0, opt.data_mb_mom)
+        self.rate = opt.data_mb_lr if self.momentum else None
         self.no_update, self.refill = opt.data_storage_no_update, opt.data_idx_full_prec
         self.projection = None
         if dim > 0:

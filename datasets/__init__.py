@@ -49,6 +49,20 @@ class Data:
     description: dict
 
 
+def check(opt, changed):
+    """Raises UserError for flags of the data that do not go together. changed: as for splits.check()."""
+    if opt.csv and opt.dataset != 'folder':
+        raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
+    if opt.unsupervised and opt.label_noise:
+        raise UserError(f'--label_noise {opt.label_noise} changes labels of the training images, which --unsupervised '
+                        'does not use; leave one of them out')
+    if opt.unsupervised and opt.train_level:
+        raise UserError(f'--train_level {opt.train_level} and --unsupervised exclude each other: an image that is a '
+                        'class of its own has no super-class')
+    splits.check(opt, changed)
+    transforms.check(opt)
+
+
 def select(opt, input_size):
     """The splits of --dataset, with images of `input_size` pixels. Raises UserError if images are missing."""
     table = choose(DATASETS, opt.dataset, '--dataset').load(opt)

@@ -95,6 +95,40 @@ def scheme(opt, table):
     return opt.split_scheme or ('half' if table.parts is None else 'predefined')
 
 
+def check(opt, changed):
+    """
+    Raises UserError for flags that the split scheme does not use, for a fold that it does not have, and for splits that
+    would be empty. changed: the given flags that differ from their defaults.
+    """
+    used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), FOLDED)
+    used_by |= dict.fromkeys(('test_size', 'test_start'), (*RANGED, None))      # None: half, if nothing is predefined
+    for flag, schemes in used_by.items():
+        if flag in changed and opt.split_scheme not in schemes:
+            raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(filter(None, schemes))}'
+                            + (f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'))
+    if opt.splits_step and not opt.splits:
+        raise UserError(f'--splits_step {opt.splits_step} goes with --splits FILE, which has this step')
+    if opt.test_size == 1 and not opt.evaluate:
+        raise UserError('--test_size 1 leaves nothing to train on; use a smaller fraction, such as 0.5')
+    if opt.tv_split_perc == 1 and opt.use_tv_split:
+        raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller fraction, such as 0.8')
+    if opt.split_scheme in FOLDED:
+        if opt.use_tv_split:
+            raise UserError(f'--use_tv_split: --split_scheme {opt.split_scheme} validates on --fold {opt.fold}; leave '
+                            'one of them out')
+        check_fold(opt)
+
+
+def check_fold(opt):
+    """Raises UserError for a --fold beyond --n_training_folds or --n_folds."""
+    if (opt.n_training_folds or 0) > opt.n_folds:
+        raise UserError(f'--n_training_folds {opt.n_training_folds}: there are only --n_folds {opt.n_folds}')
+    n_folds = opt.n_training_folds or opt.n_folds
+    if opt.fold >= n_folds:
+        flag = 'n_training_folds' if opt.n_training_folds else 'n_folds'
+        raise UserError(f'--fold {opt.fold}: with --{flag} {n_folds}, folds are numbered from 0 to {n_folds - 1}')
+
+
 def cut_test(opt, items):
     """
     -> (others, test). The test range is the fraction --test_size of `items`, starting at the fraction --test_start; it
@@ -145,13 +179,16 @@ def split(opt, table):
     (--evaluate), there are only the splits that have images.
     """
     chosen = scheme(opt, table)
-    moved = [f'--{flag} {getattr(opt, flag)}' for flag in ('test_size', 'test_start')     # files of all flags have 0.5
-             if flag in getattr(opt, 'given', ()) and getattr(opt, flag) != 0.5]
+    flags = vars(opt)                                             # reading them here does not say that they act
+    moved = [f'--{flag} {flags[flag]}' for flag in ('test_size', 'test_start')            # files of all flags have 0.5
+             if flag in flags.get('given', ()) and flags[flag] != 0.5]
     if chosen == FILE and moved:
         raise UserError(f'{" ".join(moved)}: --splits {opt.splits} says which classes are tested; leave the flag out')
     if chosen not in RANGED and moved:
         raise UserError(f'{" ".join(moved)}: --dataset {opt.dataset} has an official split, which is used by default; '
                         f'choose the --split_scheme that the flag goes with: {", ".join(RANGED)}')
+    if chosen in FOLDED:
+        check_fold(opt)
     splits = (split_file.apply if chosen == FILE else SCHEMES[chosen])(opt, table)
     if opt.use_tv_split:
         if 'val' in splits:

@@ -3,7 +3,7 @@ Augmentations: the training and the evaluation transforms of images.
 
 Each function imports torchvision itself, which takes as long as torch, so that flags are read without it.
 """
-
+from utilities.command_line import shown
 from utilities.errors import UserError, choose
 
 
@@ -62,6 +62,17 @@ ERASED = (124, 116, 104)                       # fill colour of --random_erasing
 SIZES = {'big': 256, 'mlrc': 227}              # augmentations that set the image size themselves
 
 
+def check(opt):
+    """Raises UserError for values of the augmentation's flags that torchvision does not take."""
+    for flag, limits in (('crop_scale', opt.crop_scale), ('crop_ratio', opt.crop_ratio)):
+        if limits and limits[0] > limits[1]:
+            raise UserError(f'--{flag} {shown(limits)}: the first must not be greater than the second')
+    if opt.color_jitter and opt.color_jitter[3] > 0.5:
+        raise UserError(f'--color_jitter {shown(opt.color_jitter)}: the last number, of the hue, must not exceed 0.5')
+    if opt.randaugment and opt.randaugment[1] > 30:
+        raise UserError(f'--randaugment {shown(opt.randaugment)}: the second number, the magnitude, must not exceed 30')
+
+
 def select(opt, size, are_characters=False):
     """--augmentation -> (training, evaluation) pipelines for `size` pixels; for characters, base means `characters`."""
     from datasets.pipeline import Pipeline
@@ -81,7 +92,7 @@ def adapt(opt, training, evaluation):
     """
     from torchvision.transforms import v2
     resizing, crop = evaluation[0], evaluation[-1]
-    if opt.eval_resize and isinstance(crop, v2.CenterCrop):
+    if isinstance(crop, v2.CenterCrop) and opt.eval_resize:
         if opt.eval_resize < crop.size[0]:
             raise UserError(f'--eval_resize {opt.eval_resize}: evaluation crops {crop.size[0]} pixels out of it; give '
                             'at least as many, or a smaller --eval_size')

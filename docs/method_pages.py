@@ -17,10 +17,10 @@ sys.path.insert(0, str(ROOT))                                        # mkdocs ru
 
 import parameters  # noqa: E402
 from batch_mining import BATCHMINERS  # noqa: E402
-from criteria import CRITERIA  # noqa: E402
+from criteria import CRITERIA, takes_miner, with_nested_losses  # noqa: E402
 from datasampler import SAMPLERS  # noqa: E402
 from studies import methods  # noqa: E402
-from utilities import command_line, flag_help, method_flags, text_tables  # noqa: E402
+from utilities import command_line, flag_help, loss_sums, method_flags, text_tables  # noqa: E402
 
 KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
          'miners': ('batch_mining', {name: module for name, module in BATCHMINERS.items() if module}, 'batch_mining'),
@@ -255,8 +255,10 @@ def recipes(kind, name):
 def used_by(kind, settings):
     """Returns the methods that a file of flags uses, by name or by default."""
     opt = argparse.Namespace(**{flag: action.default for flag, action in actions().items()} | settings)
-    return {'losses': parameters.used_losses, 'miners': parameters.used_miners,
-            'samplers': lambda opt: {opt.data_sampler}}[kind](opt)
+    flags = with_nested_losses(loss_sums.parts(opt))
+    return {'losses': lambda: {part.loss for part in flags},
+            'miners': lambda: {part.batch_mining for part in flags if takes_miner(part)},
+            'samplers': lambda: {opt.data_sampler}}[kind]()
 
 
 @cache

@@ -229,6 +229,8 @@ def storage_metrics(opt):
 
 def check_metrics(opt):
     """Raises UserError for metrics that do not exist or cannot select a network, and for flags that conflict."""
+    if opt.splits_to_eval and 'train' in opt.splits_to_eval and opt.no_train_metrics:
+        raise UserError('--splits_to_eval train and --no_train_metrics exclude each other')
     for name in opt.evaluation_metrics:
         parse(name)
         check_entry(registered(name))

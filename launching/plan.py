@@ -2,10 +2,7 @@
 import sys
 from pathlib import Path
 
-import torch
-
-import batch_mining
-import criteria
+import configuration
 import datasampler
 import parameters
 import parts
@@ -15,9 +12,7 @@ from records import run_folder
 from utilities import stopping
 from utilities.errors import UserError
 
-NOT_FROM_THE_START = [mode for mode in parameters.flags_with('mode')
-                      if mode not in ('config', 'auto_resume')]
-MACHINE = tuple(parameters.flags_with('machine'))
+NOT_FROM_THE_START = sorted(parameters.modes() - {'config', 'auto_resume'})
 
 
 def runs_of_script(file, only=(), skip_refused=False, more=()):
@@ -58,20 +53,17 @@ def planned_run(arguments, parser=None):
     """
     The Planned run with these arguments of main.py. Raises UserError where no data are needed to refuse them.
 
-    parser: as for parameters.parse.
+    parser: as for configuration.parse.
     """
-    opt = parameters.parse(arguments, parser=parser)
+    opt = configuration.parse(arguments, parser=parser)
     for mode in NOT_FROM_THE_START:
         if getattr(opt, mode):
             raise UserError(f'--{mode}: a line to launch must train from the start')
     chosen = datasampler.chosen_later(opt)
-    settings = {name: value for name, value in parameters.recorded_settings(opt).items() if name not in chosen}
+    recorded = configuration.recorded_settings(opt)
+    settings = {name: value for name, value in recorded.items() if name not in chosen}
     parts.check_names(opt)
-    opt.n_classes, opt.superclasses = 2, [[0], [0]]               # arbitrary: built only to check the flags
-    opt.class_names, opt.class_counts = ['one', 'other'], [2, 2]
-    opt.class_weights = opt.class_weights and 'balanced'          # a file names the classes of the data
-    opt.device, opt.n_features, opt.n_maps = torch.device('cpu'), 2, 2
-    criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
+    parts.draft(opt)                                              # refuses what does not go together
     return Planned(run_folder.without_secrets(arguments, parameters.flags_with('secret')), settings,
-                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secret_variables(opt),
-                   chosen, MACHINE)
+                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), configuration.secret_variables(opt),
+                   chosen, parameters.beside_settings(), parameters.files_among(recorded))

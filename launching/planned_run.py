@@ -11,12 +11,13 @@ class Planned:
     A run that a line of a script describes.
 
     arguments:   the arguments of main.py, without secrets.
-    settings:    the value of every flag, as parameters.recorded_settings gives them.
+    settings:    the value of every flag, as configuration.recorded_settings gives them.
     parent:      the folder of its run folder.
     savename:    the name of its run folder.
     environment: the secrets, which its process gets in addition to the environment of this one.
     chosen:      the flags that were not given, and whose values the run may adapt to its data.
-    machine:     the flags of the machine, in which a run and its run folder may differ.
+    machine:     the flags that are no settings, in which a run and its run folder may differ.
+    files:       those of them that name files, {flag: path}, whose content must be the same.
     """
     arguments: list
     settings: dict
@@ -24,7 +25,8 @@ class Planned:
     savename: str
     environment: dict = field(default_factory=dict, repr=False)
     chosen: tuple = ()
-    machine: tuple = ()
+    machine: set = frozenset()
+    files: dict = field(default_factory=dict)
 
     @property
     def name(self):
@@ -38,4 +40,4 @@ class Planned:
     def folder(self):
         """The run folder with these settings, the one with the most epochs if there are several; or None."""
         settings = {name: value for name, value in self.settings.items() if name not in self.machine}
-        return reading.find(self.parent / self.savename, settings, self.chosen)
+        return reading.find(self.parent / self.savename, settings, self.chosen, self.files)

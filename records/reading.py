@@ -75,28 +75,35 @@ def read(folder):
                config.get('test_hash'), config.get('test_images_hash'), bool(config.get('merged')))
 
 
-def find(place, settings, chosen=()):
+def find(place, settings, chosen=(), files=None):
     """
     The run folder with these settings at `place`, <save_path>/<dataset>/<savename>, or beside it with _1, _2 ...; None
     where there is none. If there are several, the one with the most epochs is returned. Flags that only one side has
     are not compared.
 
-    settings: the flags, without flags of the machine. chosen: flags whose values the run must have chosen itself.
+    settings: the flags that are settings. chosen: flags whose values the run must have chosen itself. files: {flag:
+    path} of files that the run must have read: the same path, or the same content.
     """
     found = [folder for folder in place.parent.glob(f'{glob.escape(place.name)}*')
              if re.fullmatch(re.escape(place.name) + r'(_\d+)?', folder.name) and is_run_folder(folder)
-             and are_same(settings, run_folder.read(folder), chosen)]
+             and are_same(settings, run_folder.read(folder), chosen, files)]
     return max(found, default=None, key=lambda folder: ((folder / LAST).exists(), progress(folder)))
 
 
-def are_same(settings, config, chosen=()):
+def are_same(settings, config, chosen=(), files=None):
     """
     Whether config.yaml describes a run with these settings that chose the values of the flags in `chosen` itself. A run
     whose settings have changed within the run is none.
     """
     flags = config['flags']
     return not config.get('merged') and {*chosen} <= {*config.get('chosen', ())} and all(
-        flags[name] == value for name, value in settings.items() if name in flags)
+        flags[name] == value for name, value in settings.items() if name in flags) and all(
+        flags.get(name) == path or has_content(path, config.get('files', {}).get(name))
+        for name, path in (files or {}).items())
+
+
+def has_content(path, checksum):
+    return bool(path and checksum) and run_folder.file_checksum(path) == checksum
 
 
 def progress(folder):

@@ -14,7 +14,7 @@ import yaml
 from utilities import machine
 from utilities.command_line import read_yaml
 from utilities.errors import UserError
-from utilities.files import remove_stale, write_text
+from utilities.files import file_hash, remove_stale, write_text
 
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb', 'pytorch-metric-learning')
@@ -26,12 +26,22 @@ def savename(opt):
     return f'{opt.group}_s{opt.seed}' if opt.savename == 'group_plus_seed' else opt.savename
 
 
+def check_names(opt):
+    """Raises UserError for a --group or --savename that cannot be the name of a folder."""
+    for flag, name in (('group', opt.group), ('savename', opt.savename)):
+        if Path(name).name != name or name in ('', '..'):
+            raise UserError(f'--{flag} {name}: it names a folder and must not hold a slash')
+        if not name.isprintable():
+            raise UserError(f'--{flag} {ascii(name)}: it names a folder and must not hold line breaks or other control '
+                            'characters')
+
+
 def create(opt, settings, arguments, description, chosen=(), files=None):
     """
     Process 0 makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is
     appended. All processes return the folder.
 
-    settings:    the flags, as parameters.recorded_settings gives them.
+    settings:    the flags, as configuration.recorded_settings gives them.
     arguments:   the arguments of the command line.
     description: the description of the splits, as datasets.splits.describe gives it.
     files:       {flag: checksum of the file that it names}.
@@ -94,6 +104,13 @@ def require_same_data(folder, description):
     if changed := changed_data(config, description):
         raise UserError(f'--resume {folder}: the data have {changed} than this run began with; --source_path must lead '
                         'to the same data')
+
+
+def file_checksum(place):
+    """The beginning of the SHA-256 hash of a file, or of a run folder's last checkpoint; None where there is none."""
+    file = Path(place or '/')
+    file = file / LAST if file.is_dir() else file
+    return file_hash(file)[:16] if file.is_file() else None
 
 
 def require_same_files(folder, files):

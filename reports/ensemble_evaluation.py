@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas
 from tqdm import tqdm
 
+import configuration
 import evaluation
 import parameters
 import parts
@@ -122,7 +123,7 @@ def network(opt, member, state):
     metrics = list(dict.fromkeys([*opt.evaluation_metrics, *(
         evaluation.metric_and_level(name)[0] for name in member.run.flags['storage_metrics'])]))
     start = ['--evaluate', str(member.checkpoint)] if state == 'trained' else ['--reproduce', member.run.where]
-    own = parameters.parse([*start, *command_line.tokens(given | {'evaluation_metrics': metrics, 'pca': opt.pca}),
+    own = configuration.parse([*start, *command_line.tokens(given | {'evaluation_metrics': metrics, 'pca': opt.pca}),
                             '--splits_to_eval', 'test', '--eval_reference', 'self', '--eval_level', 'class'])
     own.evaluation_metrics = opt.evaluation_metrics
     with contextlib.redirect_stdout(io.StringIO()):                      # one line per network would be many
@@ -140,8 +141,8 @@ def network(opt, member, state):
 def untrained_key(ensemble, state):
     """What the scores of untrained networks may depend on, besides the flags of this program."""
     flags = ensemble.members[0].run.flags
-    groups = command_line.flags_in_groups(parameters.build(), 'data', 'network', 'evaluation')
-    names = ['seed', *(name for name in groups if name not in parameters.flags_with('machine'))]
+    of_groups = sorted(parameters.flags_of_group('data', 'network', 'evaluation'))
+    names = ['seed', *of_groups, *parameters.files_among(flags)]
     return (state, *(member.config['split_hash'] for member in ensemble.members),
             *(str(flags.get(name)) for name in names))
 

@@ -12,7 +12,7 @@ from reports import groups, naming, selection
 from utilities.errors import UserError
 
 # flags in which the folds of a setting may differ
-OF_A_MEMBER = groups.OF_A_SEED | parameters.flags_with('machine').keys() | {'fold', 'group'}
+OF_A_MEMBER = groups.OF_A_SEED | parameters.may_differ() | {'fold', 'group'}
 
 
 @dataclass

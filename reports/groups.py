@@ -146,7 +146,7 @@ def differences(name, runs):
     notes = []
     for flag in dict.fromkeys(flag for run in runs for flag in run.flags):
         values = {str(run.flags[flag]) for run in runs if flag in run.flags}
-        if len(values) > 1 and flag not in OF_A_SEED | parameters.flags_with('machine').keys():
+        if len(values) > 1 and flag not in OF_A_SEED | parameters.may_differ():
             notes.append(f'group {name}: its runs differ in --{flag}: {", ".join(sorted(values))}')
     return notes
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import configuration
 import evaluation
 import parameters
 import parts
@@ -12,6 +13,7 @@ from datasets import DATASETS
 from retrieval import codes, export, open_set, other_data, overlap, reranking
 from utilities import command_line, processes
 from utilities.errors import UserError, choose
+from utilities.namespace import changed
 
 
 @dataclass
@@ -107,12 +109,12 @@ def parse(arguments):
     own, others = divided(rest, parser, name)
     own = vars(parser.parse_args([run, name, *own]))
     del own['run'], own['action']
-    modes = parameters.flags_with('mode').keys() - {'config'}
+    modes = parameters.modes() - {'config'}
     is_data_set = action is ACTIONS['overlap'] and run in DATASETS
     for flag in sorted(flags_in(others) & {*modes, *action.without, *(('dataset',) if is_data_set else ())}):
         raise UserError(f'--{flag} has no effect on Evaluate_Network.py {run} {name}; leave it out')
-    opt = parameters.parse([*others, '--dataset' if is_data_set else '--evaluate', run])
-    return name, argparse.Namespace(**vars(opt), **own)
+    opt = configuration.parse([*others, '--dataset' if is_data_set else '--evaluate', run])
+    return name, changed(opt, **own)
 
 
 def divided(arguments, parser, name):
@@ -131,5 +133,5 @@ def work(arguments):
     """Carries out a command line of Evaluate_Network.py; returns None, or the exit code of the processes of --gpu."""
     name, opt = parse(arguments)
     if len(opt.gpu) > 1 and name != 'export' and not processes.connected():
-        return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secret_variables(opt))
+        return processes.start(len(opt.gpu), [sys.executable, *sys.argv], configuration.secret_variables(opt))
     ACTIONS[name].work(opt)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import architectures
-import parameters
+import configuration
 from architectures import low_rank, timm_models
 from records import checkpoint, published
 from retrieval import loading, model_card
@@ -112,7 +112,7 @@ def write_folder(opt, network, source, folder, description):
     library; embedding.safetensors, all other weights; config.json; and README.md, the model card. timm loads the
     backbone from it (--arch timm:local-dir:FOLDER), and this program the whole network, wherever it takes a run folder.
     """
-    flags = parameters.embedding_settings(opt) | {'eval_ema': False}       # the weights are the ones it chose
+    flags = configuration.embedding_settings(opt) | {'eval_ema': False}       # the weights are the ones it chose
     module, name = architectures.find(opt.arch)
     temporary = folder.with_name(f'.{folder.name}.{os.getpid()}.tmp')
     try:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+import configuration
 import datasets
-import parameters
 import parts
 from datasets import decoding
 from datasets.pipeline import Pipeline
@@ -28,7 +28,7 @@ class Network(torch.nn.Module):
     model:      the EmbeddingNetwork, in evaluation mode; none of its parameters requires gradients.
     input_size: S.
     source:     the run folder or checkpoint that it comes from.
-    settings:   {flag: value} of parameters.embedding_settings.
+    settings:   {flag: value} of configuration.embedding_settings.
     id:         a checksum of weights and settings: 16 hexadecimal digits. Embeddings of networks with different ids
                 cannot be compared.
     open_set, no_threshold: the thresholds of the run, or None and the reason (unknown.calibrated_thresholds).
@@ -38,7 +38,7 @@ class Network(torch.nn.Module):
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         self.input_size = opt.eval_size or model.input_size
-        self.source, self.settings = str(source), parameters.embedding_settings(opt)
+        self.source, self.settings = str(source), configuration.embedding_settings(opt)
         self.id = network_id(model, self.settings)
         self.open_set, self.no_threshold = unknown.calibrated_thresholds(source, self.id)
 
@@ -89,7 +89,7 @@ def load(run, device='auto'):
     Neither the data of the run nor a download is needed, and torch's settings and random numbers stay as they were.
     Raises UserError where `run` is neither, or is damaged.
     """
-    opt = parameters.parse(['--evaluate', str(run), *command_line.tokens({'device': device})])
+    opt = configuration.parse(['--evaluate', str(run), *command_line.tokens({'device': device})])
     return restore(opt, run)
 
 

@@ -5,20 +5,19 @@ their galleries.
 The union is the protocol of UnED, one gallery for all domains: Ypsilantis et al., ICCV 2023,
 https://arxiv.org/abs/2309.01858.
 """
-import argparse
 import os
 
 import numpy as np
 import torch
 
-import criteria
+import configuration
 import datasets
 import evaluation
-import parameters
 import parts
 from evaluation.embedding import compared
 from utilities import device, processes
 from utilities.errors import UserError, choose
+from utilities.namespace import changed
 from utilities.randomness import seed_everything
 from utilities.text_tables import aligned
 
@@ -53,7 +52,7 @@ def work(opt):
 
 def check(opt):
     """Raises UserError for a loss with a distance of its own, and for data sets that cannot be evaluated."""
-    if criteria.ranks(opt):
+    if parts.ranks(opt):
         raise UserError(f'other_data: --loss {opt.loss} ranks by a distance of its own, which it does not know')
     for name in opt.data_sets:
         choose(datasets.DATASETS, name.partition(':')[0], 'other_data')
@@ -73,9 +72,8 @@ def chosen_metrics(opt):
 def test_split(opt, name, input_size):
     """The ImageSet of the test images of a data set, not augmented; the run's own data are split as in the run."""
     dataset, _, path = name.partition(':')
-    own = argparse.Namespace(**vars(opt) | {'dataset': dataset, 'unsupervised': False, 'label_noise': 0.0,
-                                            'train_level': 0})
-    of_run = parameters.recorded_flags(opt.evaluate)
+    own = changed(opt, dataset=dataset, unsupervised=False, label_noise=0.0, train_level=0)
+    of_run = configuration.recorded_flags(opt.evaluate)
     if dataset == 'folder':                                  # --source_path is for the data sets with folders of names
         own.source_path = path or of_run['source_path']
     if dataset != of_run['dataset'] or (path and os.path.realpath(path) != os.path.realpath(of_run['source_path'])):
@@ -93,7 +91,7 @@ def test_split(opt, name, input_size):
 def untrained_network(opt):
     """The run's network before the training, with the pretrained weights that the run's flags name, if any."""
     seed_everything(opt.seed)
-    before = argparse.Namespace(**vars(opt) | {'evaluate': None, 'resume': None})
+    before = changed(opt, evaluate=None, resume=None)
     return parts.build_network(before, parts.build_backbone(before))
 
 

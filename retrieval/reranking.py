@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 import parts
-from criteria import ranks
 from evaluation.metrics import compute, parse
 from evaluation.protocol import build_pool, embed_splits, splits_to_evaluate
 from evaluation.ranking.nearest import first
@@ -207,7 +206,7 @@ def work(opt):
     if not names:
         raise UserError('rerank changes metrics of ranks only, and --evaluation_metrics has none; add one, such as '
                         'map_at_r')
-    if ranks(opt) and not (opt.eval_features or opt.pca):
+    if parts.ranks(opt) and not (opt.eval_features or opt.pca):
         raise UserError(f'rerank: --loss {opt.loss} ranks by a distance of its own, and re-ranking is defined by '
                         'Euclidean distances and cosines only')
     built = parts.restore(opt, opt.evaluate)

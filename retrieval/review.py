@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import configuration
 import datasets
 import evaluation
-import parameters
 import parts
 from datasets import ImageSet, folder
 from datasets.base import note_ignored
@@ -80,7 +80,7 @@ def is_run(place):
 
 def embed_run(run, flags):
     """[Embedded] of the splits that the run evaluates."""
-    opt = parameters.parse(['--evaluate', str(run), *flags])
+    opt = configuration.parse(['--evaluate', str(run), *flags])
     built = parts.restore(opt, run)
     splits = evaluation.splits_to_evaluate(opt, built.data)
     embedded = evaluation.embed_splits(opt, built.model, built.data, splits)
@@ -92,7 +92,8 @@ def embed_photos(place, run, flags):
     table = labelled(Path(place))
     datasets.check_names(table)
     note_ignored(table.ignored)
-    opt = parameters.parse(['--evaluate', str(run), *flags] if run else ['--eval_features', '--eval_normalize', *flags])
+    of_network = ['--evaluate', str(run)] if run else ['--eval_features', '--eval_normalize']
+    opt = configuration.parse([*of_network, *flags])
     if opt.pca:
         raise UserError(f'--pca {opt.pca}: its components are fitted on the training images; give --pca 0')
     if run:

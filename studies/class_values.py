@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import numpy as np
 from tqdm import tqdm
 
+import configuration
 import evaluation
-import parameters
 import parts
 from evaluation import ranking, retrieval
 from records import reading
@@ -44,7 +44,7 @@ def class_means(part):
 
 def run_values(folder):
     """class_means() of the network in a run folder, and the MAP@R that its log.csv has."""
-    opt = parameters.parse(['--evaluate', str(folder), '--device', 'cpu'])
+    opt = configuration.parse(['--evaluate', str(folder), '--device', 'cpu'])
     opt.device = device.select(opt)
     built = parts.restore(opt, opt.evaluate)
     part = evaluation.embed_splits(opt, built.model, built.data, ['test'], built.criterion)['test']

@@ -105,8 +105,9 @@ def read(file=ROWS / 'study.csv', prefix=''):
 
 @functools.cache
 def shown_flags():
-    """The flags of main.py but for those of the machine, with the one that tells where the data are."""
-    return {*command_line.known_flags(parameters.build())} - {*parameters.flags_with('machine')} | {'source_path'}
+    """The flags of main.py but for those of the machine, with those that tell what is read, and where the data are."""
+    hidden = parameters.flags_of_group('machine') - parameters.flags_with('file').keys() - {'source_path'}
+    return {*command_line.known_flags(parameters.build())} - hidden
 
 
 def metric_title(metric):

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import batch_mining
+import configuration
 import criteria
 import datasampler
 import main
@@ -168,7 +169,7 @@ def network(opt, frozen=True, dropout=0.0):
 
 def build(flags, dtype=torch.float64, device='cpu', **of_network):
     """(opt, Parts, TrainingLoader) of the tiny network and images."""
-    opt = parameters.parse(shlex.split(f'{COMMON} {flags}'), parser=parser())
+    opt = configuration.parse(shlex.split(f'{COMMON} {flags}'), parser=parser())
     opt.device, opt.n_classes, opt.superclasses = torch.device(device), 6, [[0], [0], [1], [1], [2], [2]]
     opt.class_counts = [6] * 6
     opt.n_features, opt.n_maps = (6, 6) if opt.loss_s2sd_pool_aggr else (24, None)
@@ -240,8 +241,7 @@ class Overflows(FeaturesAndLayer):
 
 def module_of(criterion):
     """What a file of a criterion has."""
-    return argparse.Namespace(Criterion=criterion, REQUIRES_BATCHMINER=False, REQUIRES_OPTIM=True,
-                              REQUIRES_INPUTS=['images'] if criterion is AsksForAll else [])
+    return argparse.Namespace(Criterion=criterion, REQUIRES_BATCHMINER=False, REQUIRES_OPTIM=True)
 
 
 def train_on_gpus(rank, n, flags, folder):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import batch_mining
+import configuration
 import criteria
 import parameters
 
@@ -22,7 +23,7 @@ def parser():
 
 
 def parse(recipe, loss):
-    return parameters.parse(['--config', str(RECIPES / f'{recipe}.yaml'), str(RECIPES / recipe / f'{loss}.yaml')],
+    return configuration.parse(['--config', str(RECIPES / f'{recipe}.yaml'), str(RECIPES / recipe / f'{loss}.yaml')],
                             parser=parser())
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import batch_mining
+import configuration
 import criteria
 import main
-import parameters
 import parts
 from criteria.distillation import Distilled, distillation_loss
 from records import checkpoint
@@ -107,14 +107,14 @@ def test_weight_0_is_no_teacher_to_the_bit_and_no_forward_pass(teacher, quick, r
         assert 'without effect in this run: ' in (error := capsys.readouterr().err) and f'--distill {name}' in error
     for name in ('zero_s1', 'zero_s1_1'):
         assert_same_end(folder_of(tmp_path), folder_of(tmp_path, name))
-    opt = parameters.parse([*arguments, '--distill', 'ema', '--distill_w', '0'])
+    opt = configuration.parse([*arguments, '--distill', 'ema', '--distill_w', '0'])
     assert parts.build(opt).step.teacher is None
 
 
 def test_the_teacher_sees_the_same_images_and_stays_as_it_is(teacher, quick):
-    opt = parameters.parse([*quick, '--distill', str(teacher)])
+    opt = configuration.parse([*quick, '--distill', str(teacher)])
     built = parts.build(opt)
-    alone = parts.restore(parameters.parse(['--evaluate', str(teacher)]), teacher).model.eval()
+    alone = parts.restore(configuration.parse(['--evaluate', str(teacher)]), teacher).model.eval()
     before = {name: value.clone() for name, value in built.teacher.state_dict().items()}
     main.train_epoch(opt, built, TrainingLoader(opt, built.data.train, built.sampler), 1)
     assert not built.teacher.training and built.model.training

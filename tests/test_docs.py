@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+import configuration
 import Evaluate_Ensemble
 import Hyperparameter_Search
 import Launch_Runs
@@ -52,7 +53,7 @@ def test_the_commands_of_the_pages_parse(page, monkeypatch):
             elsewhere = {'resume', 'evaluate', 'reproduce', 'reproduce_results', 'start_from', 'help'}
             configs = [word for word in arguments if word.endswith('.yaml')]
             if not flags & elsewhere and 'softmargin' not in arguments and all(map(Path.exists, map(Path, configs))):
-                parameters.parse(arguments)                    # the others need a folder or a file of the reader's
+                configuration.parse(arguments)                    # the others need a folder or a file of the reader's
         elif program.removesuffix('.py') in PARSERS:           # Evaluate_Network.py: tests/retrieval/test_actions.py
             own, _ = command_line.parted(arguments)
             PARSERS[program.removesuffix('.py')]().parse_known_args(own)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import batch_mining
+import configuration
 import criteria
 import datasampler
 import evaluation
@@ -292,7 +293,7 @@ def test_a_network_of_an_exported_run(quick, run, tmp_path, monkeypatch):
         assert command[:2] == [sys.executable, str(ROOT / 'Evaluate_Network.py')]
         return SimpleNamespace(returncode=after_training(*command[2:]), stderr='error: what it says')
     monkeypatch.setattr(subprocess, 'run', in_this_process)
-    export.write(parameters.parse(['--evaluate', str(folder)]), folder, tmp_path / 'hub', hub=True)
+    export.write(configuration.parse(['--evaluate', str(folder)]), folder, tmp_path / 'hub', hub=True)
     found = load('network', tmp_path / 'hub')
     network, _ = retrieval.load(folder, 'cpu')
     torch.testing.assert_close(found(images), network(images), rtol=1e-5, atol=1e-5)

@@ -83,11 +83,6 @@ def test_features_that_depend_on_their_batch_are_not_kept(quick, run, tmp_path, 
     ['--arch', 'timm:test_vit', '--input_size', '160', '--lora_rank', '2'],
 ], ids=' '.join)
 def test_nothing_is_kept_where_results_could_change(flags, quick, capsys):
-    opt = main.parameters.parse([*quick, *FROZEN, '--augmentation', 'none', *flags])
+    opt = main.configuration.parse([*quick, *FROZEN, '--augmentation', 'none', *flags])
     parts.keep_features(opt, parts.build(opt))
     assert NOTE not in capsys.readouterr().out
-
-
-def test_the_flag_without_a_frozen_backbone_has_no_effect(quick):
-    opt = main.parameters.parse([*quick, '--keep_features', 'false'])
-    assert main.parameters.without_effect(opt) == ['--keep_features False']

@@ -1,11 +1,14 @@
 """--language_distill_w: similarities of class names as a term beside any loss; its value, its runs, what it refuses."""
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
 import batch_mining
+import configuration
 import criteria
-import parameters
+import effects
 import parts
 from criteria.language_guidance import LanguageGuided, language_guidance
 from datasets import class_vectors
@@ -87,8 +90,9 @@ def test_it_is_added_to_any_loss_with_its_weight_from_the_delay_on(loss, more, o
     batch, teacher = random(6, 4).float(), {'teacher_batch': random(6, 3).float()} if 'distill' in more else {}
     values, built = {}, {}
     for weight in (0., 4.):
-        namespace = opt(loss=loss, n_classes=3, language_distill_w=weight, language_delay=2, language_shift=.5,
-                        language_temp=2., **{'batch_mining': 'none', 'embed_dim': 4, 'n_features': 4} | more)
+        namespace = opt(loss=loss, n_classes=3, language_distill_w=weight, language_vectors='given', language_delay=2,
+                        language_shift=.5, language_temp=2.,
+                        **{'batch_mining': 'none', 'embed_dim': 4, 'n_features': 4} | more)
         torch.manual_seed(0)
         built[weight] = criteria.select(namespace, batch_mining.select(namespace), VECTORS)
         values[weight] = [built[weight](batch=batch, labels=torch.as_tensor(LABELS), batch_features=batch, f_embed=None,
@@ -106,19 +110,22 @@ def test_it_is_added_to_any_loss_with_its_weight_from_the_delay_on(loss, more, o
 # Runs
 
 def test_a_resumed_run_ends_with_the_same_bits_and_refuses_other_vectors(file, quick, run, tmp_path, capsys):
-    """The guidance begins in the second epoch; its vectors may move, but not change."""
+    """The guidance begins in the second epoch; its vectors may not change, and move with a merging resumption only."""
     arguments = [*quick, '--micro_bs', '5', '--loss', 'hyperbolic', '--batch_mining', 'none',
                  '--evaluation_metrics', 'e_recall@1', *guided(file, '--language_delay', '5')]
     assert run(*arguments, '--group', 'whole') == 0
     assert run(*arguments, '--n_epochs', '1') == 0
     whole, folder = folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path)
     moved = str(tmp_path / 'moved.npz')
-    np.savez(moved, class_names=NAMES, vectors=random(12, 2, 5, seed=1).numpy())
+    shutil.copy(file, moved)
+    np.savez(file, class_names=NAMES, vectors=random(12, 2, 5, seed=1).numpy())
     capsys.readouterr()
-    assert run('--resume', folder, '--n_epochs', '2', '--language_vectors', moved) == 2
-    assert f'the set of vectors of --language_vectors {moved} is not the one' in capsys.readouterr().err
-    np.savez(moved, class_names=NAMES, vectors=random(13, 2, 5).numpy()[:0:-1])
-    assert run('--resume', folder, '--n_epochs', '2', '--language_vectors', moved) == 0
+    assert run('--resume', folder, '--n_epochs', '2') == 2
+    assert f'the set of vectors of --language_vectors {file} is not the one' in capsys.readouterr().err
+    moving = ['--language_vectors', moved, '--merge_argparse_when_resuming']
+    assert run('--resume', folder, '--n_epochs', '2', *moving[:2]) == 2
+    assert run('--resume', folder, '--n_epochs', '2', *moving) == 0
+    shutil.copy(moved, file)
     assert_same_end(whole, folder)
     assert run(*arguments, '--language_distill_w', '0', '--group', 'without') == 0
     guided_rows, plain_rows = rows_of(whole), rows_of(folder_of(tmp_path, 'without_s1'))
@@ -129,15 +136,15 @@ def test_a_resumed_run_ends_with_the_same_bits_and_refuses_other_vectors(file, q
 
 def test_weight_0_reads_no_file_and_is_noted(quick, capsys, monkeypatch):
     monkeypatch.setattr(class_vectors, 'read', None)
-    opt = parameters.parse([*quick, '--language_vectors', 'nowhere.npz', '--language_shift', '2'])
-    assert len(parameters.without_effect(opt)) == 2
+    opt = configuration.parse([*quick, '--language_vectors', 'nowhere.npz', '--language_shift', '2'])
     built = parts.build(opt)
+    assert {'language_vectors', 'language_shift'} <= effects.unread(opt, trained=True, evaluated=False).keys()
     assert not any(isinstance(module, LanguageGuided) for module in built.criterion.modules())
     assert built.language_checksum is None
 
 
 def test_vectors_are_those_of_the_training_classes_in_their_order(file, quick):
-    built = parts.build(parameters.parse([*quick, *guided(file)]))
+    built = parts.build(configuration.parse([*quick, *guided(file)]))
     expected = {name: row for name, row in zip(['another', *NAMES[::-1]], random(13, 2, 5).float(), strict=True)}
     names = built.data.train.class_names
     assert len(names) < 12 and built.criterion.vectors.equal(torch.stack([expected[name] for name in names]))
@@ -178,4 +185,4 @@ def test_files_that_do_not_fit(tmp_path):
 
 def test_without_a_file_a_sentence_says_so(quick):
     with pytest.raises(UserError, match='--language_distill_w needs --language_vectors FILE'):
-        parameters.parse([*quick, '--language_distill_w', '7.5', '--language_pseudoclass', '--language_model', 'bert'])
+        configuration.parse([*quick, '--language_distill_w', '7.5', '--language_pseudoclass'])

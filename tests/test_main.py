@@ -79,6 +79,15 @@ def test_the_same_seed_gives_the_same_run(quick, run, tmp_path):
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
 
 
+def test_what_needs_no_data_is_refused_before_they_are_read(quick, run, tmp_path, capsys):
+    for flags, sentence in ((['--batch_mining', 'none'], '--loss margin needs a miner: set --batch_mining'),
+                            (['--loss', 'softmax+npair'], '--loss npair does not work with --batch_mining distance'),
+                            (['--loss', 'margn'], '--loss margn: unknown'),
+                            (['--daml', '--xbm_size', '500'], '--daml does not work with --xbm_size')):
+        assert run(*quick, '--source_path', tmp_path / 'nowhere', *flags) == 2
+        assert sentence in capsys.readouterr().err
+
+
 def test_samplers_and_optimizers(quick, run, tmp_path):
     for sampler, optim, scheduler in (('image_random', 'sgd', 'step'), ('balanced', 'rmsprop', 'cosine')):
         assert run(*quick, *FEW, '--data_sampler', sampler, '--optim', optim, '--scheduler', scheduler,
@@ -117,7 +126,7 @@ def test_reproduce_starts_anew_with_the_same_settings(trained, run, tmp_path, ca
     (['--bs', '9'], '--bs 9 is not divisible by --samples_per_class 2'),
     (['--bs', '14'], 'needs 7 classes per batch, but there are only 6 training'),
     (['--loss', 'triplet', '--batch_mining', 'none'], '--loss triplet needs a miner'),
-    (['--data_sampler', 'hierarchical'], '--dataset folder has no super-classes'),
+    (['--data_sampler', 'hierarchical'], '--data_sampler hierarchical needs the super-class of each training class'),
     (['--loss', 'happier'], '--loss happier needs the super-classes of the training classes'),
     (['--patience', '3'], '--patience needs a validation split'),
     (['--split_scheme', 'class_folds', '--n_folds', '7'], '--n_folds 7: only 6 of the 12 classes are not test classes'),
@@ -250,11 +259,10 @@ def test_evaluate_only_prints_what_was_recorded(trained, run, tmp_path, capsys):
     assert run('--evaluate', tmp_path) == 2
 
 
-def test_evaluation_asks_the_built_criterion_for_its_distance(quick, run, tmp_path, capsys, monkeypatch):
+def test_evaluation_ranks_by_the_distance_of_the_trained_criterion(quick, run, tmp_path, capsys):
     assert run(*quick, *FEW, '--loss', 'triplet', '--batch_mining', 'random', '--mahalanobis', '--mahalanobis_lr', '1'
                ) == 0
     recorded = rows_of(folder_of(tmp_path))[-1]['test_e_recall@1']
-    monkeypatch.setattr(criteria, 'ranks', lambda opt: False)
     capsys.readouterr()
     for flags, same in (((), True), (('--eval_features',), False)):
         assert run('--evaluate', folder_of(tmp_path), '--evaluation_metrics', 'e_recall@1', *flags) == 0
@@ -351,7 +359,8 @@ def test_a_note_on_flags_without_effect_goes_to_standard_error_and_the_run_goes_
     assert run(*quick, '--loss', 'softmax', '--loss_triplet_margin', '0.3', '--gamma', '0.1', '--scheduler',
                'none') == 0
     captured = capsys.readouterr()
-    assert captured.err.splitlines() == ['Note: without effect in this run: --gamma 0.1, --loss_triplet_margin 0.3']
+    assert captured.err.splitlines() == [
+        'Note: without effect in this run: --scheduler none, --gamma 0.1, --loss_triplet_margin 0.3']
     assert 'without effect' not in captured.out
     assert run('--reproduce', folder_of(tmp_path)) == 0 and 'without effect' not in capsys.readouterr().err
 

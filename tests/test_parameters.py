@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 
+import configuration
 import Evaluate_Ensemble
 import Hyperparameter_Search
 import Launch_Runs
@@ -18,7 +19,6 @@ import Result_Evaluations
 import Retrieve_Images
 from architectures import embedding_layer, pooling
 from datasets import splits
-from tests.helpers import ROOT
 from utilities import command_line, errors, flag_help
 from utilities.errors import UserError
 
@@ -55,7 +55,7 @@ def parser():
 
 
 def parse(text):
-    return parameters.parse(shlex.split(text), parser=parser())
+    return configuration.parse(shlex.split(text), parser=parser())
 
 
 def test_every_public_flag_has_its_name_and_default():
@@ -117,8 +117,8 @@ def test_the_help_on_groups_words_and_facts():
     assert '--loss_' not in text and '--miner_parametric_mode' in text
     text = help_on('resume', 'xbm')
     assert '--auto_resume' in text and '--xbm_start' in text and '--lr ' not in text
-    assert '--lr,' in help_on('resumable') and '--loss_margin_beta_lr' in help_on('resumable')
-    assert '--bs,' not in help_on('resumable')
+    assert '--n_epochs,' in help_on('resumable') and '--eval_normalize' in help_on('resumable')
+    assert '--lr,' not in help_on('resumable') and '--bs,' not in help_on('resumable')
     assert '--kernels INT' in help_on('machine') and '--bs ' not in help_on('machine')
 
 
@@ -128,14 +128,13 @@ def test_an_unknown_word_is_refused_with_the_nearest_names(capsys):
     assert '--help marginn: no flag, method or group matches; did you mean margin' in said
 
 
-def test_flags_for_old_scripts_are_noted_and_shown_by_help_all_only():
+def test_flags_for_old_scripts_are_shown_by_help_all_only():
     obsolete = [flag for flag, is_set in parameters.flags_with('obsolete').items() if is_set]
     assert {'evaltypes', 'language_model', 'miner_distance_upper_cutoff'} <= {*obsolete}
     everything, some = help_on('all'), help_on('losses', 'distance', 'evaluation', 'cutoff')
     with pytest.raises(UserError, match='no flag, method or group matches'):
         help_on('language_model')
     assert all(f'--{flag} ' in everything and f'--{flag}' not in some for flag in obsolete)
-    assert idle('--miner_distance_upper_cutoff 2') == ['--miner_distance_upper_cutoff 2.0']
     with pytest.raises(UserError, match='--knn_approx: unknown flag'):
         parse('--knn_approx')
 
@@ -188,7 +187,7 @@ def completed(script, line):
 
 def test_the_shell_completes_flags_and_names(capsys):
     with pytest.raises(SystemExit):
-        parameters.parse(['--print_completion', 'bash'])            # changes its parser
+        configuration.parse(['--print_completion', 'bash'])            # changes its parser
     script = capsys.readouterr().out
     assert completed(script, 'main.py --loss_margin_b') == [
         '--loss_margin_beta', '--loss_margin_beta_lr', '--loss_margin_beta_constant', '--loss_margin_beta_shared']
@@ -295,11 +294,11 @@ def test_a_bad_config_file_is_named_with_the_key_and_the_nearest_flag(content, s
 def test_settings_survive_the_way_through_a_file(tmp_path):
     opt = parse('--lr 3e-7 --tau 1 2 --use_tv_split --embed_layers 20 10 --fc_lr -1 --input_mean 0.1 --wandb_key key '
                 '--evaluation_metrics rho_spectrum@-1 e_recall@1 --group "two words" --daml --daml_layers')
-    settings = parameters.recorded_settings(opt)
+    settings = configuration.recorded_settings(opt)
     (tmp_path / 'c.yaml').write_text(yaml.safe_dump(settings))
-    again = parameters.recorded_settings(parse(f'--config {tmp_path / "c.yaml"}'))
+    again = configuration.recorded_settings(parse(f'--config {tmp_path / "c.yaml"}'))
     assert settings == again and 'wandb_key' not in settings and 'resume' not in settings
-    assert again['daml_layers'] == parameters.parse([], settings).daml_layers == [] != parse('').daml_layers
+    assert again['daml_layers'] == configuration.parse([], settings).daml_layers == [] != parse('').daml_layers
 
 
 def test_a_yaml_text_may_have_many_values_and_aliases_but_not_any_length(monkeypatch):
@@ -320,73 +319,6 @@ def test_what_yaml_makes_of_values_that_are_texts_or_begin_with_a_dash(tmp_path)
     with pytest.raises(UserError, match='expected a YAML mapping'):
         (tmp_path / 'c.yaml').write_text('loss_pml_args: [--lr=3]')
         parse(f'--config {tmp_path / "c.yaml"}')
-
-
-def idle(command):
-    return parameters.without_effect(parse(command))
-
-
-def test_flags_without_effect_are_named(tmp_path):
-    assert idle('--loss softmax --loss_triplet_margin 0.3') == ['--loss_triplet_margin 0.3']
-    (tmp_path / 'c.yaml').write_text('tau: [3, 5]\nloss_margin_beta: 0.6\nxbm_start: 3')
-    assert idle(f'--config {tmp_path / "c.yaml"} --scheduler none --optim sgd --momentum 0.5 --bs 8') == [
-        '--tau 3 5', '--xbm_start 3']
-    assert idle('--loss triplet --loss_optim sgd --loss_decay 0.1') == ['--loss_decay 0.1', '--loss_optim sgd']
-    for trained in ('--loss triplet+softmax', '--loss triplet --mahalanobis', '--loss triplet --daml', '--loss pml:X'):
-        assert idle(f'{trained} --loss_optim sgd --loss_decay 0.1') == []
-    assert idle('--optim adam --momentum 0.5 --data_sampler image_random --samples_per_class 4 --data_cover_epoch '
-                '--tv_split_perc 0.5') == ['--tv_split_perc 0.5', '--momentum 0.5', '--samples_per_class 4',
-                                           '--data_cover_epoch True']
-    assert idle('--loss softmax --batch_mining semihard --miner_semihard_margin 0.1') == [
-        '--batch_mining semihard', '--miner_semihard_margin 0.1']
-    assert idle('--data_sampler fid_batchmatch --data_gc_softened --data_mb_lr 2 --data_batchmatch_ncomps 3') == [
-        '--data_gc_softened True', '--data_mb_lr 2.0']
-    assert idle('--loss nir --batch_mining none --loss_oproxy_lrmulti 3') == ['--loss_oproxy_lrmulti 3.0']
-    for characters in ('--dataset glyphs', '--dataset cub200 --augmentation characters'):
-        assert idle(f'{characters} --eval_resize 288 --crop_scale 0.2 1 --eval_size 32') == [
-            '--crop_scale 0.2 1.0', '--eval_resize 288']
-    assert idle('--dataset glyphs --augmentation none --eval_resize 288') == []
-    assert idle('--micro_bs 112 --clip_grad 1') == ['--micro_bs 112'] and idle('--bs 200 --micro_bs 112') == []
-    assert idle('--batch_mining parametric --miner_parametric_init hards --miner_parametric_n_support 9') == [
-        '--miner_parametric_init hards']
-
-
-def test_warm_ups_and_delays_that_never_end_and_decays_that_never_come_are_named():
-    def flags(command):
-        return [sentence.split('--')[2].split()[0] for sentence in parameters.unreachable_schedules(parse(command), 50)]
-
-    assert flags('--n_epochs 5 --lr_warmup 5 --scheduler cosine --cosine_delay 4 --tau 9') == [
-        'cosine_delay', 'lr_warmup']
-    assert flags('--n_epochs 5 --lr_warmup 4 --scheduler cosine --cosine_delay 3') == []
-    assert flags('--n_epochs 5 --lr_warmup 50 --lr_warmup_unit steps') == ['lr_warmup']
-    assert flags('--n_epochs 5 --lr_warmup 49 --lr_warmup_unit steps --tau 4 --warmup 4') == []
-    assert flags('--n_epochs 5 --tau 3 5') == ['tau'] and flags('--n_epochs 5 --tau 1000') == []
-    assert flags('--n_epochs 5 --xbm_size 500') == ['xbm_start'] and flags('--n_epochs 5') == []
-    assert flags('--n_epochs 5 --xbm_size 500 --xbm_start 49') == []
-    assert flags('--n_epochs 5 --daml --daml_delay 50') == ['daml_delay']
-    assert flags('--n_epochs 5 --loss s2sd --loss_s2sd_feat_distill') == ['loss_s2sd_feat_distill_delay']
-    assert flags('--n_epochs 0 --warmup 3 --loss s2sd') == []
-
-
-def test_published_recipes_are_long_enough_and_shortened_ones_say_so():
-    recipes = sorted((ROOT / 'configs').rglob('*.yaml'))
-    assert recipes and not [file.name for file in recipes
-                            if parameters.unreachable_schedules(parse(f'--config {file}'), 10 ** 9)]
-    file = next(file for file in recipes if file.name == 'proxyanchor_resnet50_cars196.yaml')
-    assert len(parameters.unreachable_schedules(parse(f'--config {file} --n_epochs 4'), 100)) == 2
-
-
-@pytest.mark.parametrize('command', [
-    '--loss dr_triplet --loss_dr_triplet_margin 0.3', '--loss snr_contrastive --loss_snr_contrastive_reg_lambda 0.1',
-    '--loss triplet+softmax --batch_mining semihard+none --loss_triplet_margin 0.3 --loss_softmax_lr 0.1 '
-    '--miner_semihard_margin 0.1 --loss_weights 1 2',
-    '--batch_mining random_distance --miner_distance_lower_cutoff 0.3',
-    '--loss pml:X --batch_mining pml:Y --loss_pml_args "{a: 1}" --miner_pml_args "{a: 1}"',
-    '--data_sampler d2_coreset --data_mb_mom 0.5 --data_mb_lr 2 --data_batchmatch_bigbs 300',
-    '--loss nir --batch_mining none --loss_oproxy_pos_alpha 16 --loss_oproxy_neg_delta 0.1',
-])
-def test_flags_with_an_effect_or_a_default_value_are_not(command):
-    assert idle(command) == []
 
 
 # Arguments of the losses of libraries
@@ -414,4 +346,5 @@ def test_arguments_of_a_librarys_loss_are_merged_by_key(files, command, expected
     configs = ' '.join(f'{tmp_path / str(number)}.yaml' for number in range(len(files)))
     opt = parse(f'{"--config " * bool(files)}{configs} {command}')
     assert opt.loss_pml_args == expected
-    assert parameters.parse([], parameters.recorded_settings(opt)).loss_pml_args == expected    # as --resume reads them
+    again = configuration.parse([], configuration.recorded_settings(opt))                      # as --resume reads them
+    assert again.loss_pml_args == expected

@@ -337,12 +337,13 @@ def test_a_later_criterion_gets_maps_as_batch_features_and_pooled_ones_as_avg_ba
     registered(FEATURES)
     maps, pooled = torch.rand(12, 4, 3, 3), torch.rand(12, 4)
     flags = opt(loss='own', batch_mining='none', n_maps=4)
-    assert criteria.required_inputs(flags) == {'feature_maps'}
     criterion = criteria.select(flags, None)
+    assert criteria.inputs(criterion) == {'feature_maps'}
     criterion(batch=BATCH, labels=LABELS, batch_features=pooled, feature_maps=maps, step=1)
     assert criterion.seen[0] is maps and criterion.seen[1] is pooled
     flags.n_maps = None                                            # the network has none
-    assert criteria.required_inputs(flags) == set()
+    criterion = criteria.select(flags, None)
+    assert criteria.inputs(criterion) == set()
     criterion(batch=BATCH, labels=LABELS, batch_features=pooled)
     assert criterion.seen[0] is pooled and criterion.seen[1] is pooled
 

@@ -122,7 +122,7 @@ def test_a_finished_run_is_extended_and_other_changes_are_noted(quick, run, tmp_
     assert_same_end(folder_of(tmp_path, 'long_s1'), folder)
     resumed = yaml.safe_load((folder / 'config.yaml').read_text())['resumed']
     assert [entry['changed_flags'] for entry in resumed] == [{}, {'n_epochs': {'from': 1, 'to': 2}}]
-    assert run('--resume', folder, '--n_epochs', '3', '--lr', '0.1') == 0
+    assert run('--resume', folder, '--n_epochs', '3', '--lr', '0.1', '--merge_argparse_when_resuming') == 0
     entry = yaml.safe_load((folder / 'config.yaml').read_text())['resumed'][-1]
     assert entry['changed_flags']['lr'] == {'from': .001, 'to': .1} and entry['at_epoch'] == 3
     assert '--lr 0.1' in entry['command']
@@ -174,7 +174,7 @@ def test_flags_changed_at_a_resume_are_those_in_force(flags, copied, quick, run,
     train_epoch = main.train_epoch
     monkeypatch.setattr(main, 'train_epoch', trained)
     flags = ['--n_epochs', '4', '--eval_every', '9', *flags.split()]
-    assert run('--resume', copied, *flags) == 0
+    assert run('--resume', copied, '--merge_argparse_when_resuming', *flags) == 0
     assert run(*quick, *FEW, *flags, '--group', 'fresh') == 0
     assert len(seen['fresh']) > 3 and len({rates[0] for rates in seen['fresh'].values()}) > ('none' not in flags)
     for epoch in range(3, len(seen['fresh']) + 1):
@@ -190,7 +190,7 @@ def test_a_merged_resume_goes_on_with_what_fits_and_is_listed(quick, run, tmp_pa
     assert run(*arguments, '--n_epochs', '1') == 0
     folder, whole = folder_of(tmp_path), folder_of(tmp_path, 'whole')
     shutil.copytree(folder, whole)
-    changed = ['--bs', '8', '--augmentation', 'adv', '--loss_margin_margin', '.3', '--optim_args', '{betas: [.8, .99]}']
+    changed = ['--bs', '8', '--clip_grad', '1', '--loss_margin_margin', '.3', '--optim_args', '{betas: [.8, .99]}']
     assert run('--resume', folder, '--n_epochs', '3', *changed) == 2
     assert 'add --merge_argparse_when_resuming' in capsys.readouterr().err
     changed.append('--merge_argparse_when_resuming')
@@ -215,7 +215,7 @@ def test_a_merged_resume_names_the_parts_that_start_fresh(quick, run, tmp_path, 
                  '--data_batchmatch_bigbs', '20']
     assert run(*arguments, '--n_epochs', '1') == 0
     changed = ['--optim', 'adamw', '--loss', 'contrastive', '--batch_mining', 'all', '--xbm_size', '20', '--xbm_start',
-               '0', '--data_sampler_lowproj_dim', '4', '--ema', '.9', '--amp', 'bfloat16', '--freeze', '1']
+               '0', '--data_sampler_lowproj_dim', '4', '--ema', '.9', '--amp', 'bfloat16', '--warmup', '1']
     capsys.readouterr()
     assert run('--resume', folder_of(tmp_path), '--merge_argparse_when_resuming', '--n_epochs', '2', *changed) == 0
     assert "start fresh: criterion, optimizer, the sampler's memory bank\n" in capsys.readouterr().out

@@ -195,7 +195,7 @@ def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
              'tests/criteria/test_select.py', '-k', 'docs.py or floors and criteria or one_for_every or softmargin',
              '-q', '-p', 'no:xdist', '-p', 'no:cacheprovider']
     out = run_in(folder, *own, *quick, '--n_epochs', '1', '--group', 'softmargin',        # a small data set and network
-                 then=f'main.parameters.parse({own})\nimport pytest\ncode = code or pytest.main({tests})')
+                 then=f'main.configuration.parse({own})\nimport pytest\ncode = code or pytest.main({tests})')
     assert (folder_of(tmp_path, 'softmargin_s1') / 'summary.json').exists()
     assert re.search(r'\d\d passed', out)
 

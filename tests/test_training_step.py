@@ -12,10 +12,10 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
 import architectures
+import configuration
 import criteria
 import main
 import optimization
-import parameters
 from architectures import batch_norm, conv4
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from benchmarks.measure import peak_memory
@@ -407,7 +407,7 @@ def test_a_precision_that_the_device_lacks_is_refused(monkeypatch):
 def test_synchronised_batch_norm_has_the_same_weights_and_activations(arch):
     if arch.startswith('timm'):
         pytest.importorskip('timm')
-    opt = parameters.parse(['--arch', arch, '--not_pretrained', '--input_size', '32'])
+    opt = configuration.parse(['--arch', arch, '--not_pretrained', '--input_size', '32'])
     torch.manual_seed(0)
     model = architectures.select(opt).eval()
     images, keys = torch.rand(2, 3, 32, 32), model.state_dict().keys()
@@ -504,18 +504,63 @@ def test_with_images_no_features_of_training_images_are_kept(asks_for_all, quick
     assert 'are computed once and kept in memory' in out and 'of the training images' not in out
 
 
-@pytest.mark.parametrize('flags, changed, sentence', [
-    ('', {'REQUIRES_INPUTS': []}, r"forward\(\) takes images, .* by a constant: REQUIRES_INPUTS = \['images'\]"),
-    ('', {'REQUIRES_INPUTS': ['image']}, 'REQUIRES_INPUTS of --loss asks_for_all: image: unknown; choose'),
-    ('', {'REQUIRES_INPUTS': ['teacher_batch']}, 'asks_for_all needs the embeddings of a teacher: give --distill'),
-    ('', {'REQUIRES_INPUTS': ['feature_maps']}, '--loss asks_for_all: --arch .* has no feature maps'),
-    ('--daml --batch_mining distance', {'REQUIRES_BATCHMINER': True, 'ALLOWED_MINING_OPS': None},
-     '--daml does not work with --loss asks_for_all, but with'),
+class ImagesByFlag(torch.nn.Module):
+    """Takes images, but needs them with a flag only."""
+
+    def __init__(self, opt):
+        super().__init__()
+        self.inputs = ['images'] if opt.tuple_statistics else []
+
+    def forward(self, batch, images=None, **kwargs):
+        return batch.mean() + (0 if images is None else images.mean())
+
+
+class TakesMaps(torch.nn.Module):
+    def __init__(self, opt):
+        super().__init__()
+
+    def forward(self, batch, feature_maps, **kwargs):
+        return batch.mean()
+
+
+class TakesTeacher(TakesMaps):
+    def forward(self, batch, teacher_batch, **kwargs):
+        return batch.mean()
+
+
+class Mistyped(TakesMaps):
+    inputs = ['image']
+
+
+@pytest.mark.parametrize('flags, wanted', [('', set()), ('--tuple_statistics', {'images'})])
+def test_an_input_that_only_a_flag_needs_is_named_by_the_constructor(flags, wanted, monkeypatch):
+    monkeypatch.setitem(criteria.CRITERIA, 'own', module_of(ImagesByFlag))
+    for loss in ('own', 'own+softmax'):
+        _, built, loader = build(f'--loss {loss} --batch_mining none {flags}')
+        assert built.step.inputs == wanted
+        built.step(*next(iter(loader.epoch(1))), 1, 1)
+
+
+@pytest.mark.parametrize('criterion, sentence', [
+    (Mistyped, 'self.inputs of .*: image: unknown; choose from feature_maps, images, teacher_batch'),
+    (TakesTeacher, '--loss own needs the embeddings of a teacher: give --distill'),
+    (TakesMaps, '--loss own: --arch .* has no feature maps'),
 ])
-def test_inputs_that_a_run_does_not_have_are_refused(flags, changed, sentence, asks_for_all):
-    vars(criteria.CRITERIA['asks_for_all']).update(changed)
+def test_inputs_that_a_run_does_not_have_are_refused(criterion, sentence, monkeypatch):
+    monkeypatch.setitem(criteria.CRITERIA, 'own', module_of(criterion))
     with pytest.raises(UserError, match=sentence):
-        build(f'--loss asks_for_all --batch_mining none {flags}')
+        build('--loss own --batch_mining none')
+
+
+def test_synthetic_negatives_have_no_images(monkeypatch):
+    class OfTriplets(AsksForAll):
+        def __init__(self, opt, batchminer):
+            super().__init__(opt)
+    module = module_of(OfTriplets)
+    vars(module).update(REQUIRES_BATCHMINER=True, ALLOWED_MINING_OPS=None)
+    monkeypatch.setitem(criteria.CRITERIA, 'own', module)
+    with pytest.raises(UserError, match='--daml does not work with --loss own, which takes images, indices: synthetic'):
+        build('--loss own --batch_mining distance --daml')
 
 
 def test_a_parameter_of_two_optimizers_is_refused(asks_for_all, monkeypatch):

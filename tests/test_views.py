@@ -5,9 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import configuration
 import datasampler
 import datasets
-import parameters
 import parts
 from datasampler import SAMPLERS
 from records import checkpoint
@@ -60,7 +60,7 @@ def test_every_sampler_takes_images_that_are_alone_in_their_classes(sampler, opt
 
 
 def built(quick, flags, **given):
-    opt = parameters.parse([*quick, *shlex.split(flags)])
+    opt = configuration.parse([*quick, *shlex.split(flags)])
     vars(opt).update(given)
     return opt, parts.build(opt)
 
@@ -81,8 +81,8 @@ def test_each_image_is_its_own_class_in_training_and_keeps_its_label_in_evaluati
 
 
 def test_one_image_per_class_is_the_default_without_labels():
-    assert parameters.parse(['--unsupervised']).samples_per_class == 1
-    assert parameters.parse(['--views', '2']).samples_per_class == 2
+    assert configuration.parse(['--unsupervised']).samples_per_class == 1
+    assert configuration.parse(['--views', '2']).samples_per_class == 2
 
 
 def simclr(z, temperature):
@@ -152,7 +152,7 @@ def test_without_labels_a_run_is_another_one_and_evaluates_the_same_images(quick
 ])
 def test_flags_that_cannot_be_are_refused(flags, sentence):
     with pytest.raises(UserError, match=sentence):
-        parameters.parse(flags.split())
+        configuration.parse(flags.split())
 
 
 @pytest.mark.parametrize('flags, sentence', [
@@ -161,7 +161,7 @@ def test_flags_that_cannot_be_are_refused(flags, sentence):
     ('--unsupervised --samples_per_class 1 --loss supcon --batch_mining none',
      '--unsupervised: an image is alone in its class, and --loss supcon needs pairs of a class; give --views 2'),
     ('--unsupervised --samples_per_class 1 --views 2 --data_sampler hierarchical',
-     '--unsupervised: --data_sampler hierarchical needs super-classes'),
+     '^--data_sampler hierarchical needs the super-class of each training class, .*with --unsupervised, none has'),
     ('--samples_per_class 1 --loss supcon --batch_mining none', '--samples_per_class 1: --data_sampler class_random'),
 ])
 def test_runs_that_cannot_be_are_refused(flags, sentence, quick):

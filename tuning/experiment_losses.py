@@ -3,7 +3,7 @@ import functools
 from dataclasses import dataclass, field
 
 import architectures
-import parameters
+import configuration
 from architectures import depth
 from tuning.experiment_folder import ANY, NUMBER, SWITCH, TEXTS, WHOLE, WHOLES
 from utilities import pml
@@ -150,7 +150,7 @@ def mined_levels(miners, settings, n_levels, notes):
 @functools.cache
 def backbone(arch):
     """The Backbone of --arch, without its weights."""
-    return architectures.select_backbone(parameters.parse(['--arch', arch]))
+    return architectures.select_backbone(configuration.parse(['--arch', arch]))
 
 
 def blocks_of(arch, layers):

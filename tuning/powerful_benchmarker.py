@@ -244,7 +244,7 @@ def one_optimizer(arguments, settings, kind, rate, decay):
     own, defaults = {}, optimization.OPTIMIZERS[name]([torch.zeros(1, 1)]).defaults
     for option, flag in options.items():
         value = arguments.look(option, NUMBER)
-        value = parameters.as_list(defaults.get(option)) if value is None else value
+        value = command_line.as_list(defaults.get(option)) if value is None else value
         if settings.get(flag, value) == value:                               # one decay for backbone and embedding
             settings |= {flag: value} if value is not None else {}
         elif option in ('momentum', 'eps'):                                  # another one than the part before it

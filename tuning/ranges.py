@@ -18,7 +18,6 @@ from utilities.errors import UserError, nearest
 from utilities.flag_help import facts
 
 TUNABLE = ('network', 'training', 'batch creation', 'batch mining', 'losses')         # groups of flags
-NOT_TUNABLE = {'n_epochs', 'patience'}                            # trials are compared epoch by epoch
 
 
 def parse_all(tune):
@@ -42,7 +41,7 @@ def parse(words):
         raise UserError(f'--tune {flag}: unknown flag{nearest(name, flags)}')
     if name != flag and not flags[name].arguments_of:
         raise UserError(f'--tune {flag}: --{name} takes no YAML mapping; leave {flag.removeprefix(name)} out')
-    if name in NOT_TUNABLE or name not in [*command_line.flags_in_groups(parser, *TUNABLE), 'augmentation']:
+    if name not in [*command_line.flags_in_groups(parser, *TUNABLE), 'augmentation']:
         raise UserError(f'--tune {flag}: not a flag to tune; choose one of the network, the training, the batches, the '
                         'miner or the loss')
     make = choices if len(rest) == 1 else numbers

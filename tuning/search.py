@@ -10,6 +10,7 @@ from pathlib import Path
 
 import optuna
 
+import configuration
 import datasampler
 import datasets
 import parameters
@@ -20,6 +21,7 @@ from tuning.study import open_study
 from utilities import command_line, stopping
 from utilities.errors import UserError, choose
 from utilities.files import locked
+from utilities.namespace import changed
 
 # the defaults of a search, where they differ from main.py's
 DEFAULTS = {'split_scheme': 'class_folds', 'splits_to_eval': ['val'], 'storage_metrics': ['map_at_r'],
@@ -63,9 +65,10 @@ class Search:
 
     @property
     def settings(self):
-        """The flags of base.yaml: all but those that the trials, the folds and the machine set."""
-        return {name: value for name, value in parameters.recorded_settings(self.main).items()
-                if name not in OWN | parameters.flags_with('machine').keys() | self.tuned.keys()}
+        """The flags of base.yaml: all settings and files but those that the trials and the folds set."""
+        recorded = configuration.recorded_settings(self.main)
+        settings = parameters.settings_among(recorded) | parameters.files_among(recorded)
+        return {name: value for name, value in settings.items() if name not in OWN | self.tuned.keys()}
 
     def commands(self, params, group, folder, seed=None):
         """
@@ -75,8 +78,9 @@ class Search:
         None for the search's own.
         """
         parser = parameters.build()
-        machine = {name: value for name, value in vars(self.main).items()
-                   if name in parameters.flags_with('machine') and value != parser.get_default(name)}
+        recorded = configuration.recorded_settings(self.main)
+        machine = {name: value for name, value in recorded.items() if value != parser.get_default(name)
+                   and name not in parameters.settings_among(recorded) | parameters.files_among(recorded)}
         return [['--config', str(self.folder / 'base.yaml'), *command_line.tokens(ranges.tuned_settings(params)),
                  f'--fold={fold}',
                  *([] if seed is None else [f'--seed={seed}']), *command_line.tokens(machine),
@@ -105,10 +109,10 @@ def parse(opt, others):
     search = Search(opt, main, tuned, slots.slot_arguments(opt))
     for ends in zip(*(ranges.lowest_and_highest(distribution) for distribution in tuned.values()), strict=True):
         settings = ranges.tuned_settings(dict(zip(tuned, ends, strict=True)))
-        parameters.parse([*others, *command_line.tokens(settings)], DEFAULTS)
+        configuration.parse([*others, *command_line.tokens(settings)], DEFAULTS)
     table = choose(datasets.DATASETS, main.dataset, '--dataset').load(main)
     for fold in search.folds:
-        train = datasets.splits.split(argparse.Namespace(**vars(main) | {'fold': fold}), table)['train']
+        train = datasets.splits.split(changed(main, fold=fold), table)['train']
         if not tuned.keys() & set(datasampler.BATCH):
             datasampler.choose_batch(main, datasets.ImageSet(table, train, transform=None))
     return search
@@ -118,14 +122,14 @@ def parse_main(arguments):
     """The flags of main.py that all trials share. Raises UserError for flags that do not go with a search."""
     parser = parameters.build()
     given = parser.parse_args(arguments)
-    for mode in parameters.flags_with('mode'):
+    for mode in sorted(parameters.modes()):
         if mode != 'config' and getattr(given, mode):
             raise UserError(f'--{mode} goes with main.py, not with a search')
     for name in sorted(OWN | {'save_path'}):
         if getattr(given, name) != parser.get_default(name):
             raise UserError(f'--{name}: a search sets it itself; its runs are below --study_path')
-    main = parameters.parse(arguments, DEFAULTS)
-    os.environ.update(parameters.secret_variables(main))       # secrets of the runs; never written into a command
+    main = configuration.parse(arguments, DEFAULTS)
+    os.environ.update(configuration.secret_variables(main))       # secrets of the runs; never written into a command
     if main.split_scheme not in datasets.splits.FOLDED:
         raise UserError(f'--split_scheme {main.split_scheme} has no folds; a search needs one of '
                         f'{", ".join(datasets.splits.FOLDED)}')

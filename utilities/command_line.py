@@ -278,6 +278,13 @@ def merged_mappings(earlier, later):
                                                     strict=True)]
 
 
+def as_list(value):
+    return list(value) if isinstance(value, tuple) else value            # YAML has no tuples
+
+def shown(value):
+    return ' '.join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def tokens(settings, parser=None):
     """
     {flag: value} -> the arguments that set these flags. None and empty lists give no argument, except that an empty

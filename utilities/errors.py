@@ -109,13 +109,27 @@ def undeclared_flags():
     except AttributeError as error:
         if not isinstance(error.obj, argparse.Namespace):
             raise
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        *_, frame = (one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).stem != 'namespace')
         place = f'{Path(frame.filename).parent.name}/{Path(frame.filename).name}, line {frame.lineno}, reads'
         if error.name in SET_BY_A_RUN:
             raise UserError(f'{place} opt.{error.name} ({SET_BY_A_RUN[error.name]}), which main.py sets before it '
                             'builds the criterion; a program of your own has to set it, too') from error
         raise UserError(f'{place} --{error.name}, which parameters.py does not declare; declare it there: '
                         f"add('--{error.name}', type=float, default=...)") from error
+
+
+@contextlib.contextmanager
+def named_flags():
+    """
+    In the block, or the decorated function, a ValueError whose text begins with a flag is a UserError: files that can
+    be copied alone raise it so.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith('--'):
+            raise
+        raise UserError(str(error)) from None
 
 
 class Ended(Exception):

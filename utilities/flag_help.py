@@ -4,7 +4,7 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from utilities.errors import UserError
@@ -48,29 +48,22 @@ class Facts:
     """
     The properties of a flag that argparse does not know.
 
-    effect:    opt -> whether the flag has an effect in a training run with these flags; None: always.
+    resume:    whether --resume may change it, a property of its group: 'never', 'merge' (only with
+               --merge_argparse_when_resuming) or 'free'; None where it is no property of a run.
     never:     (what never happens in a run that is too short for the flag, (opt, number of steps) -> whether it is).
-    of:        the methods (losses, miners, samplers) that use it; it has an effect where one of them is used.
-    resumable: --resume may change it.
-    fixed:     a run has one value of it, which --resume cannot change with --merge_argparse_when_resuming either.
-    machine:   it belongs to the machine; results do not depend on it, and --resume may change it.
-    mode:      it selects what this process does; it is not among the settings of a run.
+    of:        the methods (losses, miners, samplers) that use it.
     common:    most runs set it.
     embedding: the embedding of an image depends on it, beside the weights; an index and an exported network record it.
-    file:      it names a file that the run reads: its checksum is recorded, and --resume refuses a changed file.
+    file:      it names a file that the run reads: its checksum is recorded, and --resume refuses another content.
     obsolete:  accepted for old scripts, always without effect.
     names:     the registry whose names are its values.
     arguments_of: the flag of the method whose arguments it gives as YAML mappings; these are merged by key over files.
     secret:    the environment variable by which other processes get its value, which is never written anywhere.
     """
 
-    effect: Callable | None = None
+    resume: str | None = None
     never: tuple | None = None
     of: list | None = None
-    resumable: bool = False
-    fixed: bool = False
-    machine: bool = False
-    mode: bool = False
     common: bool = False
     embedding: bool = False
     file: bool = False
@@ -78,9 +71,6 @@ class Facts:
     names: Iterable | None = None
     arguments_of: str | None = None
     secret: str | None = None
-
-    def __post_init__(self):
-        self.resumable |= self.machine
 
 
 NOTHING = Facts()
@@ -120,7 +110,7 @@ def shown_help(action):
         text += f'; names: {", ".join(known.names)}'
     is_unset = any(action.default is value for value in (None, False, argparse.SUPPRESS)) or action.default == []
     notes = ['default: %(default)s'] if action.option_strings and not is_unset else []
-    notes += ['machine'] if known.machine else ['resumable'] if known.resumable else []
+    notes += ['resumable'] if known.resume == 'free' else []
     return f'{text} ({"; ".join(notes)})' if notes else text
 
 
@@ -166,7 +156,7 @@ def about(parser, word):
                     group.description)
             explained += group._group_actions
     others = [action for action in actions if action not in explained and holds(action, word)
-              and (word.lower() != 'resumable' or facts(action).resumable)]        # not those that speak of it
+              and (word.lower() != 'resumable' or facts(action).resume == 'free')]        # not those that speak of it
     named = [action for action in others if word.lower() in option_name(action).lower()]
     if not explained and not found:
         section(formatter, f'flags with "{word}"', named if len(others) > MOST else others)

@@ -1,13 +1,13 @@
 """Sums of losses, and how a loss is called: by its keywords, and with the triplets or masks of its miner."""
-import argparse
 import functools
 import types
 
 import torch
 
-from .errors import UserError  # relative: hubconf.py loads this file under another package's name
+from .errors import UserError, choose  # relative: hubconf.py loads this file under another package's name
+from .namespace import changed, unnoted
 from .parameter_groups import own_groups
-from .public import forward_parameters, mine_on_the_cpu
+from .public import COSTLY, PAIRS, forward_parameters, mine_on_the_cpu
 
 
 def parts(opt):
@@ -16,26 +16,39 @@ def parts(opt):
 
     Raises UserError where the numbers of losses and miners differ.
     """
-    losses, miners = opt.loss.split('+'), opt.batch_mining.split('+')
+    losses, miners = opt.loss.split('+'), unnoted(opt).batch_mining.split('+')
     miners = miners * len(losses) if len(miners) == 1 else miners
     if len(miners) != len(losses):
         raise UserError(f'--batch_mining {opt.batch_mining}: give one miner, or one for each loss of --loss {opt.loss} '
                         '(none where it needs none)')
-    return [argparse.Namespace(**vars(opt) | {'loss': loss, 'batch_mining': miner})
-            for loss, miner in zip(losses, miners, strict=True)]
+    return [changed(opt, loss=loss, batch_mining=miner) for loss, miner in zip(losses, miners, strict=True)]
 
 
 def finished(criterion):
     """
     Completes the criterion that a loss's file made: it ignores keywords that its `forward` does not take, and has
-    parameter_groups().
+    parameter_groups() and the attribute `takes`, the result of names_taken().
     """
     taken = forward_parameters(criterion)
     if not any(argument.kind is argument.VAR_KEYWORD for argument in taken.values()):
         criterion.register_forward_pre_hook(functools.partial(keep_keywords, {*taken}), with_kwargs=True)
     if not hasattr(criterion, 'parameter_groups'):
         criterion.parameter_groups = types.MethodType(own_groups, criterion)
+    criterion.takes = names_taken(criterion)
     return criterion
+
+
+def names_taken(criterion):
+    """
+    The names of the keywords that a criterion asks for: those of its `forward`; of the COSTLY ones only those in its
+    attribute `inputs`, if its constructor has set it.
+    """
+    names = {*forward_parameters(criterion)}
+    if not hasattr(criterion, 'inputs'):
+        return names
+    for name in criterion.inputs:
+        choose(dict.fromkeys(COSTLY), name, f'self.inputs of {type(criterion).__module__}:')
+    return names - {*COSTLY} | {*criterion.inputs}
 
 
 def keep_keywords(names, criterion, arguments, given):
@@ -53,14 +66,6 @@ def triplets_from_masks(positives, negatives):
     return triplets.T
 
 
-class Given:
-    """A miner that returns its attribute `tuples`, triplets or masks, which an outer criterion sets for each call."""
-    tuples = None
-
-    def __call__(self, batch, labels):
-        return self.tuples
-
-
 class Miner:
     """
     A miner as the criteria call it. Its tuples have one of two forms: triplets, an int64 tensor [T, 3], or masks of
@@ -69,15 +74,22 @@ class Miner:
     batchminer:  the miner; it may return triplets as a list.
     name:        --batch_mining, for messages.
     takes_masks: whether the criterion takes masks; otherwise it gets the triplets that they make.
+    use:         'triplets' for a loss of triplets or of the pairs in them; 'any' for a loss of a library, of tuples of
+                 both forms; 'own' for a loss of the pairs of particular miners (npair), or with losses inside it.
     """
 
-    def __init__(self, batchminer, name, takes_masks):
-        self.batchminer, self.name, self.takes_masks, self.mined = batchminer, name, takes_masks, None
+    def __init__(self, batchminer, name, takes_masks, use='triplets'):
+        self.batchminer, self.name, self.takes_masks, self.use = batchminer, name, takes_masks, use
+        self.mined = None                                                 # the tuples of the last batch
+        self.tuples = None                                                # those that a wrapper gives, see given()
         is_public = hasattr(batchminer, 'name')                           # a miner of the public code
         self.mine = mine_on_the_cpu(batchminer) if is_public else batchminer
 
     def __call__(self, batch, labels, **options):
         """batch [B, D], labels [B], on one device -> the tuples. options: for miners that take more."""
+        if self.tuples is not None:
+            self.mined = self.tuples
+            return self.mined
         mined = self.mine(batch, labels, **options)
         try:
             self.mined = checked(mined, batch)
@@ -95,8 +107,19 @@ class Miner:
         return triplets_from_masks(*self.mined) if isinstance(self.mined, tuple) else self.mined
 
     def given(self):
-        """A miner for a loss to which its wrapper gives the tuples."""
-        return Given()
+        """A miner for a loss to which its wrapper gives the tuples: they are its attribute `tuples`."""
+        return Miner(self.batchminer, self.name, self.takes_masks, self.use)
+
+    def listing(self):
+        """The same miner for a criterion that takes triplets only."""
+        return Miner(self.batchminer, self.name, False, self.use)
+
+
+def fitted(loss, batchminer, name):
+    """The Miner in the form in which a loss, given as its file, takes tuples. name: --batch_mining."""
+    of_pairs = {*(loss.ALLOWED_MINING_OPS or ['any'])} <= {*PAIRS}
+    takes_masks = of_pairs or getattr(loss, 'ACCEPTS_MASKS', False)
+    return Miner(batchminer, name, takes_masks, 'own' if of_pairs else 'triplets')
 
 
 def checked(mined, batch):

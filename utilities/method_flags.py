@@ -14,9 +14,8 @@ above, at_least, at_most: the range of a number, or of each number of a list
 choices:           a list, or {choice: its meaning}
 type:              int or float, as text, where the default is None
 nargs, metavar:    as in argparse; a list takes one or more values by default
-effect:            {flag: True or False, whether it must be set, or the range in which it must be}
 begins_after, begins_at: for a number of steps: what never happens in a run that has no more of them, or fewer
-resumable, obsolete, common, file: as in Facts (utilities/flag_help.py)
+obsolete, common, file: as in Facts (utilities/flag_help.py)
 
 `USES` lists flags of other files that a file reads, too.
 

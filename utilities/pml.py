@@ -9,6 +9,7 @@ import re
 import torch
 
 from utilities.errors import RunFailed, UserError
+from utilities.namespace import unnoted
 
 PREFIX = 'pml:'
 PACKAGE, OLDEST, FIRST_UNFIT = 'pytorch-metric-learning', (2, 8), (3, 0)         # versions that work: 2.8 to below 3
@@ -23,9 +24,10 @@ def arguments(opt, kind, index, library='pml'):
     """
     The mapping of --<kind>_<library>_args, where kind is `loss` or `miner`, for the part `index` of a sum of losses.
     """
-    given = getattr(opt, f'{kind}_{library}_args')
-    names = (opt.loss if kind == 'loss' else opt.batch_mining).split('+')
+    flags = unnoted(opt)
+    names = (flags.loss if kind == 'loss' else flags.batch_mining).split('+')
     wanted = [i for i, name in enumerate(names) if name.startswith(f'{library}:')]
+    given = getattr(opt if wanted else flags, f'{kind}_{library}_args')
     if given and len(given) not in (1, len(wanted)):
         raise UserError(f'--{kind}_{library}_args: expected one mapping for each {library}:NAME ({len(wanted)}), not '
                         f'{len(given)}')

@@ -30,6 +30,7 @@ CONNECTING = timedelta(minutes=10)       # limit from the first process that con
 PATIENCE = timedelta(days=365)           # limit of waiting for the work of process 0
 GRACE = 10                               # seconds that a process has to end by itself after a request
 HERE = '127.0.0.1'                       # the address of this machine that no other machine reaches
+store = None                             # the store that all processes share
 patient = None                           # the group of all processes that wait for each other so long, by gloo
 
 
@@ -107,13 +108,13 @@ def together():
         yield
         return
     threading.Thread(target=end_with, args=[stopping.parent or os.getppid()], daemon=True).start()
-    store = connect()
+    connect()
     try:
         with silent_unless_main(), ending_together():
             yield
             dist.barrier(group=patient)                      # until process 0 has written everything
     except Exception as error:
-        if store.add('failures', 1) > 1:
+        if store.compare_set('first to fail', '', str(rank())) != str(rank()).encode():
             raise Ended(2 if isinstance(error, UserError) else 1) from None
         if isinstance(error, (UserError, RunFailed)):
             raise
@@ -123,13 +124,12 @@ def together():
 
 
 def connect():
-    """Returns the store that all processes share. Raises UserError or RunFailed where they cannot be connected."""
-    global patient
+    """Raises UserError or RunFailed where the processes cannot be connected."""
+    global patient, store
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)                # Python calls no handler while this process waits below
     try:
-        base, number, n = next(dist.rendezvous('env://', timeout=CONNECTING))
-        # torchrun's store keeps the entries of processes that it has started before
+        base, number, n = next(dist.rendezvous('env://', timeout=CONNECTING))      # may keep old entries
         store = dist.PrefixStore(os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), base)
         dist.init_process_group(backends(), timeout=TIMEOUT, store=store, rank=number, world_size=n)
         patient = dist.new_group(backend='gloo', timeout=PATIENCE)
@@ -139,7 +139,6 @@ def connect():
     except (RuntimeError, OSError) as error:
         raise RunFailed(f'The processes of the run cannot be connected: {str(error).splitlines()[0]}') from None
     stopping.install()
-    return store
 
 
 def backends():
@@ -163,8 +162,11 @@ def ending_together():
     """In the block, the error of a lost connection becomes KeyboardInterrupt after a request to stop, or RunFailed."""
     try:
         yield
-    except RuntimeError as error:
-        if not connected() or not (isinstance(error, dist.DistError) or 'gloo' in str(error)):
+    except Exception as error:
+        if not connected():
+            raise
+        if not isinstance(error, dist.DistError) and 'gloo' not in str(error):
+            store.compare_set('first to fail', '', str(rank()))      # before others fail since the run folder is gone
             raise
         stopping.sleep(1)                        # what has started the processes stops this one when another has ended
         raise RunFailed('Another process of the run was killed or cannot be reached any more.') from None
@@ -202,12 +204,10 @@ def start(n, command, environment):
     from torch.distributed.elastic import multiprocessing as elastic  # needed in this process only
     logging.disable()                                        # the processes themselves say why they end
     os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] = ''        # none: stopping.py handles them
-    store = local_store()
-    loopback = 'lo0' if sys.platform == 'darwin' else 'lo'
-    defaults = {'OMP_NUM_THREADS': str(max(1, n_cores() // n)),
-                'GLOO_SOCKET_IFNAME': loopback, 'NCCL_SOCKET_IFNAME': loopback}
-    common = defaults | os.environ | environment | {
-        'MASTER_ADDR': HERE, 'MASTER_PORT': str(store.port), 'TORCHELASTIC_USE_AGENT_STORE': str(True),
+    base = local_store()
+    defaults = dict.fromkeys(('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME'), 'lo0' if sys.platform == 'darwin' else 'lo')
+    common = defaults | {'OMP_NUM_THREADS': str(max(1, n_cores() // n))} | os.environ | environment | {
+        'MASTER_ADDR': HERE, 'MASTER_PORT': str(base.port), 'TORCHELASTIC_USE_AGENT_STORE': str(True),
         'WORLD_SIZE': str(n), 'LOCAL_WORLD_SIZE': str(n)}
     variables = {number: common | {'RANK': str(number), 'LOCAL_RANK': str(number)} for number in range(n)}
     running = elastic.start_processes('run', command[0], dict.fromkeys(variables, tuple(command[1:])), variables,
@@ -217,8 +217,8 @@ def start(n, command, environment):
             stopping.check()
     finally:
         running.close(timeout=2 * GRACE)
-    codes = [failure.exitcode for failure in result.failures.values()]
-    code = max((code for code in codes if code != 130), default=130 if codes else 0)         # the cause, if it is known
+    codes = {failure.exitcode for failure in result.failures.values()} or {0}
+    code = max(codes - {130} or codes)                       # 130 may be a consequence of another one
     if code < 0:
         raise RunFailed(f'A process of the run was killed by {signal.Signals(-code).name}.')
     return code

@@ -5,7 +5,6 @@ around them, so that they work unedited. docs/from_the_public_code.md describes 
 A criterion is of the public kind by is_criterion(), a miner by its attribute `name`, a sampler by its method
 create_storage, a network by its class Network.
 """
-import argparse
 import contextlib
 import functools
 import inspect
@@ -14,8 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from .errors import UserError  # relative: hubconf.py loads this file under another package's name
+from .namespace import changed
 
 PAIRS = ('npair', 'lifted')                                         # miners of pairs: three lists in the public code
+COSTLY = ('feature_maps', 'images', 'teacher_batch')    # the inputs that only a criterion gets that asks for them
 # Blue, green, red, and values in [0, 255], as the weights of BN-Inception expect them
 OF_BNINCEPTION = {'mean': (104 / 255, 117 / 255, 128 / 255), 'std': (1 / 255, 1 / 255, 1 / 255), 'bgr': True}
 
@@ -25,11 +26,11 @@ OF_BNINCEPTION = {'mean': (104 / 255, 117 / 255, 128 / 255), 'std': (1 / 255, 1 
 def is_criterion(loss):
     """
     Whether a criterion's file is written for the public code: it imports `batchminer`, it takes only miners of pairs
-    and does not say ACCEPTS_MASKS, or its forward() takes `avg_batch_features`.
+    and has no FLAGS, or its forward() takes `avg_batch_features`.
     """
     imports = any(inspect.ismodule(value) and value.__name__ == 'batchminer' for value in vars(loss).values())
     allowed = {*(getattr(loss, 'ALLOWED_MINING_OPS', None) or ())}
-    takes_lists = allowed and allowed <= {*PAIRS} and not getattr(loss, 'ACCEPTS_MASKS', False)
+    takes_lists = allowed and allowed <= {*PAIRS} and not hasattr(loss, 'FLAGS')
     return bool(imports or takes_lists or 'avg_batch_features' in forward_parameters(loss.Criterion))
 
 
@@ -43,20 +44,17 @@ def criterion(loss, opt, miner=None):
     built = loss.Criterion(with_public_margin(opt), *([] if miner is None else [MinerOfLists(miner)]))
     names = forward_parameters(built)
     if 'avg_batch_features' in names:
-        hook = functools.partial(name_features, 'batch_features' in names)
-        built.register_forward_pre_hook(hook, with_kwargs=True)
+        takes_both = 'batch_features' in names
+        built.register_forward_pre_hook(functools.partial(name_features, takes_both), with_kwargs=True)
+        if takes_both and opt.n_maps is not None:
+            built.inputs = ['feature_maps', *names.keys() & {*COSTLY}]
     return built
-
-
-def takes_maps(loss):
-    """Returns True if `forward` expects feature maps under the public name, and pooled features beside them."""
-    return {'batch_features', 'avg_batch_features'} <= forward_parameters(loss.Criterion).keys()
 
 
 def name_features(takes_both, criterion, arguments, given):
     """
-    A hook that gives a criterion pooled features as avg_batch_features; if it takes both, feature maps, where there are
-    some, as batch_features.
+    A hook that gives a criterion pooled features as avg_batch_features; if it takes both, feature maps, where the
+    network has some, as batch_features.
     """
     named = {'avg_batch_features': given.get('batch_features')} | given
     if takes_both and 'feature_maps' in given:
@@ -66,9 +64,10 @@ def name_features(takes_both, criterion, arguments, given):
 
 def with_public_margin(opt):
     """The flags as files of the public code read them: --miner_semihard_margin is a number."""
-    if opt.miner_semihard_margin is not None:
+    flags = vars(opt)
+    if flags['miner_semihard_margin'] is not None:
         return opt
-    return argparse.Namespace(**vars(opt) | {'miner_semihard_margin': getattr(opt, f'loss_{opt.loss}_margin', 0.2)})
+    return changed(opt, miner_semihard_margin=flags.get(f'loss_{opt.loss}_margin', 0.2))
 
 
 class MinerOfLists:

@@ -41,7 +41,8 @@ class Trace:
         for step, (loss, grad_norm, is_skipped) in enumerate(steps, start=n_before + 1):
             if not (math.isfinite(loss) and (math.isfinite(grad_norm) or is_skipped)):
                 raise RunFailed(f'Epoch {self.epoch}, step {step}: the loss is {loss}, its gradient norm {grad_norm}.'
-                                ' A lower --lr or other parameters of the loss may help.')
+                                ' A lower --lr or other parameters of the loss may help; to continue with them, add '
+                                '--merge_argparse_when_resuming.')
             self.skipped_in_a_row = self.skipped_in_a_row + 1 if is_skipped else 0
             if self.skipped_in_a_row >= self.COPY_EVERY:
                 raise RunFailed(f'Epoch {self.epoch}, step {step}: in each of {self.skipped_in_a_row} consecutive '

@@ -5,7 +5,7 @@ import pickle
 import resource
 import shutil
 
-import parameters
+import configuration
 from benchmarks.faults.runs import Code, outcome, refusal_or_difference, refusal_or_other_value, start
 from records import checkpoint, published
 from retrieval import export, loading
@@ -121,7 +121,7 @@ def damaged_networks(lab, n):
     """A file of an exported network is cut off, foreign or a pickle of code: a sentence, or the same network."""
     whole, ran = lab.folder / 'network', lab.folder / 'code_ran'
     if not whole.exists():
-        export.write(parameters.parse(['--evaluate', str(lab.half)]), lab.half, whole, hub=True)
+        export.write(configuration.parse(['--evaluate', str(lab.half)]), lab.half, whole, hub=True)
     expected = loading.load(whole, 'cpu')[0].id
     hows = ['cut', 'emptied', 'NUL', 'no UTF-8', 'code']
     for (name, how), _ in itertools.product(itertools.product(

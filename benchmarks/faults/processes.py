@@ -36,7 +36,7 @@ def merged_kills(lab, n):
     def go_on(folder, *flags):
         return start(['--resume', folder, '--n_epochs', 3, *flags])
 
-    changed = ['--merge_argparse_when_resuming', '--bs', 8, '--optim', 'sgd', '--augmentation', 'adv']
+    changed = ['--merge_argparse_when_resuming', '--bs', 8, '--optim', 'sgd', '--views', 2]
     lab.undisturbed('plain')
     whole = lab.copied(lab.half)
     yield outcome(go_on(whole, *changed), {0})

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import architectures
 from architectures import conv4, pretrainedmodels_models, resnet50, weights
+from architectures.embedding_network import Backbone
 from tests.helpers import with_blocks
 from utilities.errors import UserError
 
@@ -46,6 +47,12 @@ def test_feature_maps_and_their_double_pooling(opt):
     torch.testing.assert_close(double(images)[1], maps.mean(dim=(2, 3)) + maps.amax(dim=(2, 3)))
     maps.sum().backward()
     assert next(model.backbone.parameters()).grad.abs().sum() > 0
+
+
+def test_maps_of_several_sizes_are_not_given():
+    """As those of CoaT and CrossViT in timm."""
+    backbone = Backbone(torch.nn.Flatten(), 8, maps=lambda network, images: [images, images[..., ::2, ::2]])
+    assert architectures.embedding_network.count_maps(backbone) is None
 
 
 @pytest.mark.parametrize('arch, n_maps', [('torchvision:vit_b_16', None), ('conv4', None), ('conv4_double', 64)])

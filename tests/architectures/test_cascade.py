@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import architectures
-import parameters
+import configuration
 from architectures import cascade, depth
 from architectures.embedding_network import Backbone
 from utilities.errors import UserError
@@ -124,12 +124,4 @@ def test_a_block_that_gives_neither_maps_nor_tokens_is_refused(opt):
 ])
 def test_flags_that_do_not_go_together_are_refused(flags, sentence):
     with pytest.raises(UserError, match=sentence):
-        parameters.parse(shlex.split(flags))
-
-
-def test_flags_of_a_method_that_is_off_have_no_effect():
-    opt = parameters.parse(shlex.split('--cascade_fractions 0.3 0.1 --daml_weight 2 --daml_delay 5'))
-    assert parameters.without_effect(opt) == ['--cascade_fractions 0.3 0.1', '--daml_weight 2.0', '--daml_delay 5']
-    opt = parameters.parse(shlex.split('--cascade 5 8 --embed_dim 384 --cascade_fractions 0.3 0.1'))
-    assert parameters.without_effect(opt) == []
-    assert parameters.without_effect(parameters.parse(['--daml', '--daml_weight', '2'])) == []
+        configuration.parse(shlex.split(flags))

@@ -8,12 +8,13 @@ import torch
 
 import architectures
 import batch_mining
+import configuration
 import datasets
 import evaluation
-import parameters
 from batch_mining import distance, parametric
 from records import checkpoint
 from tests.helpers import assert_same_end, folder_of
+from utilities.errors import UserError
 from utilities.randomness import preserved
 
 ADAPT = ('--batch_mining', 'parametric', '--miner_parametric_adapt', '--use_tv_split', '--tv_split_by_samples',
@@ -227,13 +228,14 @@ def test_adaptation_needs_a_validation_split_with_something_to_find(quick, run, 
 
 
 def test_limits_of_the_support_are_checked():
-    with pytest.raises(parameters.UserError, match='the first must be less than the second'):
-        parameters.parse(['--miner_parametric_support_lim', '1', '0.5'])
+    with pytest.raises(UserError, match='the first must be less than the second'):
+        configuration.parse(['--batch_mining', 'parametric', '--miner_parametric_support_lim', '1', '0.5'])
+    assert configuration.parse(['--miner_parametric_support_lim', '1', '0.5'])           # which no miner here reads
 
 
 def test_only_the_validation_split_is_seen(quick, monkeypatch):
     """Neither the test classes nor the training images."""
-    opt = parameters.parse([*quick, *ADAPT])
+    opt = configuration.parse([*quick, *ADAPT])
     opt.device = torch.device('cpu')
     model = architectures.select(opt)
     data = datasets.select(opt, model.input_size)

@@ -7,11 +7,26 @@ import batch_mining
 import criteria
 from tests.criteria import references
 from tests.helpers import manual_seed
+from utilities.loss_sums import fitted
+from utilities.public import forward_parameters
 
 # The losses of this project, whose files begin with its licence. They need a reference, a known number and a row in
 # docs/losses.md; a loss that somebody adds for work of their own does not.
 PUBLISHED = {name: module for name, module in criteria.CRITERIA.items()
              if Path(module.__file__).read_text().startswith('# SPDX-License-Identifier: MIT\n')}
+
+
+def takes_masks(loss):
+    """Whether the miner of a loss gives it masks of pairs, if it makes some."""
+    module = criteria.CRITERIA[loss]
+    return module.REQUIRES_BATCHMINER and fitted(module, None, '').takes_masks
+
+
+def naming(keyword):
+    """The names of the losses whose forward() names this keyword."""
+    return [loss for loss, module in criteria.CRITERIA.items() if keyword in forward_parameters(module.Criterion)]
+
+
 F64 = torch.float64
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
 UNIT = torch.tensor([(1, 0, 0), (.8, .6, 0), (.48, .6, .64), (0, .6, .8), (-.6, 0, .8), (.36, .48, -.8)], dtype=F64)
@@ -94,7 +109,7 @@ def flags_of(opt, loss, flags, **more):
     given = {'batch_mining': allowed[0] if allowed else 'all', 'n_classes': 4, 'embed_dim': 4, 'bs': 6} | more
     given['class_counts'] = ([16, 4, 1, 9] * given['n_classes'])[:given['n_classes']]
     given |= dict.fromkeys(('n_features', 'n_maps'), given['embed_dim'])
-    if 'teacher_batch' in getattr(criteria.CRITERIA[loss], 'REQUIRES_INPUTS', ()):
+    if loss in naming('teacher_batch'):
         given |= {'distill': 'a run folder', 'distill_w': 0.}
     return opt(loss=loss, **given, **{f'loss_{loss}_{name}': value for name, value in flags.items()})
 

@@ -2,6 +2,7 @@
 import pytest
 import torch
 
+import batch_mining
 import criteria
 from criteria import class_weights
 from tests.criteria import cases, references
@@ -10,7 +11,7 @@ from tests.criteria.test_references import batch_of, randomise
 from tests.helpers import assert_same_end, folder_of
 from utilities.errors import UserError
 
-FITTING = [name for name, loss in criteria.CRITERIA.items() if criteria.wrapping.gives_values_of_samples(loss)]
+FITTING = cases.naming('reduction')
 OTHER_LABELS = torch.tensor([0, 0, 1, 1, 1, 2])                          # 16, 4 and 1 training images
 
 
@@ -112,9 +113,9 @@ def test_a_file_that_does_not_fit_is_refused(text, sentence, opt, tmp_path):
 
 @pytest.mark.parametrize('loss', ['margin', 'softmax+ntxent', 'softtriplet', 'ldam', 'torch:CrossEntropyLoss'])
 def test_losses_without_a_value_per_sample_are_refused(loss, opt):
-    names = {'loss': loss, 'batch_mining': 'none', 'class_weights': 'balanced', 'n_classes': 3}
-    with pytest.raises(UserError, match=r'--class_weights does not work with --loss .*, but with arcface, .*supcon'):
-        criteria.select(opt(**names), [None, None] if '+' in loss else None)
+    names = opt(loss=loss, batch_mining='distance', class_weights='balanced', n_classes=3)
+    with pytest.raises(UserError, match='--class_weights does not work with --loss .*, but with losses that have a'):
+        criteria.select(names, batch_mining.select(names))
 
 
 def test_a_run_with_a_file_is_continued_exactly_and_not_with_another_file(quick, run, tmp_path, capsys):

@@ -12,7 +12,7 @@ from tests.criteria.test_references import WAYS, assert_same, batch_of
 from utilities import method_flags
 from utilities.loss_sums import triplets_from_masks
 
-MEMORY = [loss for loss, module in criteria.CRITERIA.items() if getattr(module, 'SUPPORTS_MEMORY', False)]
+MEMORY = cases.naming('references')
 
 
 def files_of(package):

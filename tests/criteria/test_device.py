@@ -9,11 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import batch_mining
 import criteria
 from tests import host_waits
+from tests.criteria import cases
 from tests.host_waits import CONVERSION, COPY, LOSSES, LOSSES_OF_MASKS, MINERS, NUMBER, SHAPE
 from utilities.trace import Trace
 
 N_CLASSES = 5
-MEMORY = [name for name, module in criteria.CRITERIA.items() if getattr(module, 'SUPPORTS_MEMORY', False)]
+MEMORY = cases.naming('references')
 
 
 def miners_of(loss):
@@ -32,7 +33,7 @@ def gives_masks(miner):
 def listed(loss, miner):
     """What a call of the loss with this miner waits for, from the lists."""
     found = [*MINERS.get(miner, {})]
-    if gives_masks(miner) and not getattr(criteria.CRITERIA[loss], 'ACCEPTS_MASKS', False):
+    if gives_masks(miner) and not cases.takes_masks(loss):
         found += CONVERSION
     elif gives_masks(miner):
         found += LOSSES_OF_MASKS.get(loss, {})
@@ -65,7 +66,7 @@ def test_a_loss_works_on_its_device_and_makes_the_host_wait_only_as_listed(loss,
 
 @pytest.mark.parametrize('loss, miner', [
     (loss, miner) for loss, miner in PAIRS
-    if miner == miners_of(loss)[0] or getattr(criteria.CRITERIA[loss], 'ACCEPTS_MASKS', False)])
+    if miner == miners_of(loss)[0] or cases.takes_masks(loss)])
 def test_the_gradient_makes_the_host_wait_for_nothing(loss, miner, opt):
     """On fake tensors of the CPU, since a gradient on a GPU needs a real one: reading data is an error there too."""
     with FakeTensorMode():
@@ -92,7 +93,7 @@ def test_direction_regularisation_adds_no_wait_but_that_for_triplets(loss, miner
     """A loss that takes masks keeps them; for the directions, they are listed as triplets."""
     with host_waits.fake_gpu() as waits:
         found = found_in(build(opt, loss=loss, batch_mining=miner, dr_weight=.3), waits)
-    takes_masks = gives_masks(miner) and getattr(criteria.CRITERIA[loss], 'ACCEPTS_MASKS', False)
+    takes_masks = gives_masks(miner) and cases.takes_masks(loss)
     assert found == [*listed(loss, miner), *(CONVERSION if takes_masks else [])]
 
 
@@ -115,8 +116,7 @@ def test_a_trace_waits_once_for_each_name_in_50_steps(opt):
 
 def test_the_lists_have_names_of_the_registry_and_are_those_of_the_documentation():
     assert {*LOSSES, *LOSSES_OF_MASKS} <= {*criteria.CRITERIA}
-    assert {*LOSSES_OF_MASKS} <= {loss for loss, module in criteria.CRITERIA.items()
-                                  if getattr(module, 'ACCEPTS_MASKS', False)}
+    assert all(map(cases.takes_masks, LOSSES_OF_MASKS))
     page = (Path(__file__).parents[2] / 'docs' / 'development.md').read_text()
     section = re.search(r'## What a training step waits for\n(.*?)\n## ', page, re.DOTALL)[1]
     assert {*re.findall(r'`(\w+)`', ' '.join(line.split('|')[1] for line in section.split('\n') if line[:3] == '| `'))

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 import batch_mining
+import configuration
 import criteria
-import parameters
 from criteria.matryoshka import Matryoshka
 from tests.criteria import references
 from tests.criteria.cases import F64, SMALL, Recorder
@@ -16,7 +16,7 @@ from utilities.errors import UserError
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
 REFUSED = {'nir': r": its parameter flow\.\S+ has the shape \[128, 12\], but \[128, 4\] for embeddings of 3 dimensions",
-           's2sd': ', but with angular, '}
+           's2sd': ', which takes batch_features beside the embeddings'}
 
 
 def batch_of(dim=8, dtype=F64):
@@ -151,11 +151,4 @@ def test_losses_of_the_library_share_proxies_and_other_shapes_are_refused(opt):
 ])
 def test_flags_that_do_not_go_together_are_refused(flags, sentence):
     with pytest.raises(UserError, match=sentence):
-        parameters.parse(shlex.split(flags))
-
-
-def test_flags_of_prefixes_without_prefixes_are_idle():
-    opt = parameters.parse(shlex.split('--matryoshka_weights 1 2 --matryoshka_mine_prefixes'))
-    assert len(parameters.without_effect(opt)) == 2
-    opt = parameters.parse(shlex.split('--matryoshka 8 128 --loss softmax --matryoshka_mine_prefixes'))
-    assert parameters.without_effect(opt) == ['--matryoshka_mine_prefixes True']
+        configuration.parse(shlex.split(flags))

@@ -17,7 +17,7 @@ SHAPES = {
     'sixteen a class': [0] * 16 + [1] * 3,
 }
 BOTH = [loss for loss, module in criteria.CRITERIA.items()
-        if module.REQUIRES_BATCHMINER and module.ALLOWED_MINING_OPS is None and getattr(module, 'ACCEPTS_MASKS', False)]
+        if module.REQUIRES_BATCHMINER and module.ALLOWED_MINING_OPS is None and cases.takes_masks(loss)]
 WAYS = [(case, way) for case in cases.CASES for way in
         (('all', 'list') if case[0] in BOTH else ('list',) if criteria.CRITERIA[case[0]].REQUIRES_BATCHMINER
          and criteria.CRITERIA[case[0]].ALLOWED_MINING_OPS is None else ('own',))]
@@ -128,8 +128,8 @@ def test_hyperbolic_ranking_embeddings_rank_by_the_distance_of_the_loss(c, opt):
     assert hyperbolic.slots(torch.tensor([3, 1, 3, 3]))[0].tolist() == [0, 0, 1, 2]
 
 
-@pytest.mark.parametrize('case', [case for case in cases.CASES
-                                  if getattr(criteria.CRITERIA[case[0]], 'SUPPORTS_MEMORY', False)], ids=cases.named)
+@pytest.mark.parametrize('case', [case for case in cases.CASES if case[0] in cases.naming('references')],
+                         ids=cases.named)
 def test_losses_of_a_batch_and_references(case, opt):
     """References hold the batch itself, at other places, a duplicate of a sample, and classes that the batch lacks."""
     namespace = cases.flags_of(opt, *case)

@@ -9,6 +9,7 @@ import torch
 import batch_mining
 import criteria
 import optimization
+import parts
 from criteria import triplet
 from criteria.cross_batch_memory import CrossBatchMemory
 from criteria.direction_regularisation import DirectionRegularised
@@ -182,7 +183,9 @@ def test_the_losses_inside_s2sd_keep_their_rates_miners_and_wrappers(opt):
     total = wrapped(batch=batch, labels=LABELS, batch_features=batch, f_embed=None)
     total.backward()
     assert total.isfinite() and all(parameter.grad.isfinite().all() for parameter in wrapped.heads.parameters())
-    assert criteria.need_positives(opt(**flags | {'loss': 's2sd'})) == ['margin']
+    for source, needs in (('margin', True), ('softmax', False)):
+        inside = select(opt(**flags | {'loss': 's2sd', 'loss_s2sd_source': source}))
+        assert criteria.needs_pairs(inside) == needs
     for name, sentence in (('s2sd', 'give one loss, and not s2sd itself'), ('nonsense', 'unknown; choose from')):
         refused(opt(loss='s2sd', loss_s2sd_target=name), f'--loss_s2sd_target {name}: {sentence}')
     refused(opt(loss='s2sd', loss_s2sd_pool_aggr=True, n_maps=None), '--loss_s2sd_pool_aggr: .* has no feature maps')
@@ -204,17 +207,18 @@ def test_a_miner_inside_s2sd_reads_the_flags_of_the_loss_that_it_mines_for(loss,
 
 def test_s2sd_around_hyperbolic_ranks_by_the_distance_that_it_trains(opt):
     flags = {'loss': 's2sd', 'n_features': 3, 'loss_s2sd_target_dims': [5], **SMALL}
-    assert criteria.ranks(opt(**flags, loss_s2sd_source='hyperbolic'))
     criterion = select(opt(**flags, loss_s2sd_source='hyperbolic'))
     found, expected = criterion.ranking_embeddings(7 * UNIT.float()), criterion.source.ranking_embeddings(UNIT.float())
     torch.testing.assert_close(found, expected)
-    target = opt(**flags, loss_s2sd_target='hyperbolic')
-    assert not criteria.ranks(target) and not hasattr(select(target), 'ranking_embeddings')
+    assert not hasattr(select(opt(**flags, loss_s2sd_target='hyperbolic')), 'ranking_embeddings')
 
 
 def test_a_memory_bank_gives_positives_only_to_the_losses_that_use_it(opt):
-    names = opt(loss='triplet+contrastive+softmax', batch_mining='all', xbm_size=500)
-    assert criteria.need_positives(names) == ['triplet']
+    for losses, needs in (('contrastive+softmax', False), ('contrastive+softmax+triplet', True),
+                          ('supcon+multisimilarity', False), ('supcon+smoothap', True)):
+        criterion = select(opt(loss=losses, batch_mining='all', xbm_size=500, **SMALL))
+        assert criteria.needs_pairs(criterion) == needs, losses
+    assert criteria.needs_pairs(select(opt(loss='contrastive', batch_mining='all', **SMALL)))
 
 
 def test_no_miner_is_built_for_a_loss_that_takes_none(opt):
@@ -237,10 +241,10 @@ def test_s2sd_distils_features_after_its_delay_which_a_checkpoint_keeps(opt):
 
 def test_a_sum_and_a_wrapper_pass_feature_maps_on(opt):
     flags = {'loss_s2sd_target_dims': [5], 'batch_mining': 'all', **SMALL, 'n_features': 9, 'n_maps': 3}
-    assert not criteria.required_inputs(opt(loss='s2sd+triplet', **flags))
+    assert not criteria.inputs(select(opt(loss='s2sd+triplet', **flags)))
     summed = opt(loss='s2sd+triplet', loss_s2sd_pool_aggr=True, dr_weight=.1, **flags)
     criterion = select(summed).double()
-    assert criteria.required_inputs(summed) == {'feature_maps'}
+    assert criteria.inputs(criterion) == {'feature_maps'}
     batch = {'batch': UNIT, 'labels': LABELS, 'batch_features': torch.randn(6, 9, dtype=cases.F64)}
     values = [criterion(**batch, feature_maps=cases.maps_of(maps)).item() for maps in (UNIT, UNIT.flip(0))]
     assert values[0] != values[1]
@@ -330,12 +334,12 @@ def test_each_part_of_a_sum_that_can_has_a_memory(opt):
 
 @pytest.mark.parametrize('flags, sentence', [
     ({'loss': 'triplet', 'xbm_size': 512},
-     '--xbm_size does not work with --loss triplet, but with contrastive, multisimilarity, ntxent, circle, supcon'),
+     '--xbm_size does not work with --loss triplet: it is for losses that compare a batch with references, such as'),
     ({'loss': 'triplet+proxynca', 'xbm_size': 512}, '--xbm_size does not work with'),
     ({'loss': 'supcon', 'xbm_size': 111}, '--xbm_size 111: the memory bank must hold at least a batch, --bs 112'),
-    ({'loss': 'supcon', 'dr_weight': .1}, '--dr_weight does not work with --loss supcon, but with contrastive, margin'),
+    ({'loss': 'supcon', 'dr_weight': .1}, '--dr_weight does not work with --loss supcon: it is for losses of triplets'),
     ({'loss': 'npair', 'batch_mining': 'npair', 'dr_weight': .1},
-     '--dr_weight does not work with --loss npair, but with contrastive'),
+     '--dr_weight does not work with --loss npair: it is for losses of triplets'),
 ])
 def test_what_a_loss_cannot_have_is_refused(flags, sentence, opt):
     refused(opt(**flags), sentence)
@@ -387,9 +391,9 @@ def test_a_learned_map_is_under_the_loss_its_miner_and_the_ranking(opt):
     refused(opt(loss='s2sd+triplet', mahalanobis=True, n_features=3, **flags), '--mahalanobis does not work with')
 
 
-def test_a_wrapper_inside_others_hands_on_its_distance_and_the_flags_tell_it(opt):
-    flags = opt(loss='triplet', mahalanobis=True, distill='ema', language_distill_w=1., **SMALL)
-    assert criteria.ranks(flags)
+def test_a_wrapper_inside_others_hands_on_its_distance(opt):
+    flags = opt(loss='triplet', mahalanobis=True, distill='ema', ema=.9, language_distill_w=1.,
+                language_vectors='given', **SMALL)
     criterion = select(flags)
     inner = criterion.criterion.criterion
     for one, other in zip(criterion.ranking_embeddings(UNIT), inner.ranking_embeddings(UNIT), strict=True):
@@ -501,6 +505,20 @@ def test_a_sum_ranks_by_the_only_distance_of_its_own(opt):
     for one, other in zip(alone.ranking_embeddings(embeddings), summed.ranking_embeddings(embeddings), strict=True):
         assert torch.equal(one, other)
     assert not hasattr(criteria.select(opt(loss='softmax', batch_mining='none', **flags), None), 'ranking_embeddings')
+
+
+@pytest.mark.parametrize('flags, expected', [
+    ({'loss': 'triplet'}, False), ({'loss': 'triplet', 'mahalanobis': True}, True),
+    ({'loss': 'hyperbolic+softmax'}, True), ({'loss': 'happier'}, False),
+    ({'loss': 's2sd', 'loss_s2sd_source': 'hyperbolic'}, True), ({'loss': 's2sd'}, False),
+    ({'loss': 'pml:TripletMarginLoss', 'batch_mining': 'none'}, False),
+])
+def test_without_data_a_draft_of_the_criterion_tells_whether_it_ranks(flags, expected, opt, monkeypatch):
+    """A library that is not installed is none of evaluation's business."""
+    monkeypatch.setitem(sys.modules, 'pytorch_metric_learning', None)
+    before = torch.get_rng_state()
+    assert parts.ranks(opt(superclasses=None, **flags)) == expected
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize('loss, miner, arguments', [

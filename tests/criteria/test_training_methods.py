@@ -270,7 +270,7 @@ def test_half_precision_is_upcast(opt):
 
 @pytest.mark.parametrize('flags, sentence', [
     ({'loss': 'proxyanchor', 'batch_mining': 'none'},
-     'does not work with --loss proxyanchor, but with contrastive, margin, quadruplet, snr, triplet, dr_triplet$'),
+     'does not work with --loss proxyanchor: it is for losses .*, such as triplet, margin or contrastive$'),
     ({'loss': 'npair+angular', 'batch_mining': 'npair'}, 'does not work with --loss npair.angular'),
     ({'loss': 's2sd', 'loss_s2sd_source': 'margin'}, 'does not work with --loss s2sd'),
     ({'loss': 'triplet', 'batch_mining': 'none'}, '--loss triplet needs a miner'),

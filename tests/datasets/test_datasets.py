@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+import configuration
 import datasets
-import parameters
 from datasets import base, decoding, splits, transforms
 from tests.helpers import ROOT
 from utilities.errors import UserError
@@ -342,12 +342,12 @@ def test_predefined_is_the_default_where_there_are_parts(opt):
 
 
 def test_the_size_of_the_test_split_alone(opt):
-    alone = parameters.parse(['--dataset', 'cub200', '--test_size', '.3'])
+    alone = configuration.parse(['--dataset', 'cub200', '--test_size', '.3'])
     assert {name: len(images) for name, images in splits.split(alone, table([1] * 10)).items()} == {
         'train': 7, 'test': 3}
     with pytest.raises(UserError, match='--test_size 0.3: --dataset cub200 has an official split, .* half, class_fold'):
         splits.split(alone, table([1, 1], parts=['train', 'test']))
-    whole = parameters.parse(['--dataset', 'cub200', '--test_size', '.5'])                 # the default
+    whole = configuration.parse(['--dataset', 'cub200', '--test_size', '.5'])                 # the default
     assert splits.split(whole, table([1, 1], parts=['train', 'test'])) == {'train': [0], 'test': [1]}
 
 
@@ -604,4 +604,4 @@ def test_flags_of_crops_and_of_the_evaluation(opt):
     with pytest.raises(UserError, match='--eval_resize 200: evaluation crops 224 pixels out of it'):
         transforms.select(opt(eval_resize=200), 224)
     with pytest.raises(UserError, match='--crop_scale 0.5 0.2: the first must not be greater'):
-        parameters.parse(['--crop_scale', '.5', '.2'])
+        configuration.parse(['--crop_scale', '.5', '.2'])

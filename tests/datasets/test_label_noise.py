@@ -3,13 +3,13 @@ import numpy as np
 import pytest
 import yaml
 
+import configuration
 import datasets
-import parameters
 from tests.helpers import assert_same_end, folder_of
 
 
 def data_of(quick, *flags):
-    return datasets.select(parameters.parse([*quick, *flags]), 16)
+    return datasets.select(configuration.parse([*quick, *flags]), 16)
 
 
 def test_a_share_of_the_training_labels_is_wrong_and_no_other_label_changes(quick):

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import yaml
 
-import parameters
+import configuration
 from datasets import split_file
 from datasets.base import ImageTable
 from tests.helpers import folder_of
@@ -106,4 +106,4 @@ def test_a_run_records_its_file_and_resumes_with_no_other(quick, run, tmp_path, 
         assert run(*some, '--splits', tmp_path / 'moved.json', *flags) == 2
         assert message in capsys.readouterr().err, flags
     with pytest.raises(UserError, match='goes with --splits FILE'):
-        parameters.parse(['--splits_step', '1'])
+        configuration.parse(['--splits_step', '1'])

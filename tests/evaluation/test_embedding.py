@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+import configuration
 import evaluation
 import hubconf
 import main
@@ -120,7 +121,7 @@ def test_a_backbone_is_unfrozen_for_an_epoch(flags, quick, run, tmp_path, monkey
 
 def kept(quick, *flags):
     """(opt, Parts) of a run that keeps features of all images."""
-    opt = parameters.parse([*quick, *FROZEN, '--augmentation', 'none', *flags])
+    opt = configuration.parse([*quick, *FROZEN, '--augmentation', 'none', *flags])
     built = parts.build(opt)
     parts.keep_features(opt, built)
     return opt, built
@@ -180,7 +181,7 @@ def test_images_whose_features_are_kept_are_not_read(quick, run, monkeypatch):
 
 
 def test_the_flags_of_an_embedding_are_declared_with_the_flags():
-    opt = parameters.parse(['--eval_features'])
-    settings = parameters.embedding_settings(opt)
+    opt = configuration.parse(['--eval_features'])
+    settings = configuration.embedding_settings(opt)
     assert settings['eval_features'] and settings.keys() == parameters.flags_with('embedding').keys()
     assert {'arch', 'input_size', 'eval_normalize', 'eval_ema', 'interpolation'} < settings.keys()

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import architectures
+import configuration
 import datasets
-import parameters
 import retrieval
 from retrieval import export
 from tests.helpers import after_training, folder_of, rows_of
@@ -43,7 +43,7 @@ def runner(file):
 
 def checkpoint_of(arch, flags, folder):
     """A checkpoint of an untrained network, but for its adapters, and for statistics that keep its images apart."""
-    opt = parameters.parse(['--arch', arch, '--not_pretrained', '--input_size', str(SIZE), '--dataset', 'folder',
+    opt = configuration.parse(['--arch', arch, '--not_pretrained', '--input_size', str(SIZE), '--dataset', 'folder',
                             '--device', 'cpu', *flags])
     torch.manual_seed(0)
     network = architectures.select(opt)
@@ -56,7 +56,7 @@ def checkpoint_of(arch, flags, folder):
     with torch.no_grad():
         network(torch.rand(24, 3, SIZE, SIZE))
     file = folder / 'checkpoint.pt'
-    torch.save({'settings': parameters.recorded_settings(opt), 'epoch': 0, 'model': network.state_dict()}, file)
+    torch.save({'settings': configuration.recorded_settings(opt), 'epoch': 0, 'model': network.state_dict()}, file)
     return file
 
 
@@ -109,7 +109,7 @@ def test_a_folder_for_others_has_a_card_and_is_read_like_a_run(arch, flags, quic
     assert run(*quick, '--arch', arch, '--n_epochs', '1', *flags) == 0
     source, folder = folder_of(tmp_path), tmp_path / 'v1.0'
     average = ['--eval_ema'] if '--ema' in flags else []
-    opt = parameters.parse(['--evaluate', str(source), *average])
+    opt = configuration.parse(['--evaluate', str(source), *average])
     assert after_training(source, 'export', '--hub', folder, *average) == 0
     assert {path.name for path in folder.iterdir()} == {
         'model.safetensors', 'embedding.safetensors', 'config.json', 'README.md'}
@@ -130,7 +130,7 @@ def test_a_folder_for_others_has_a_card_and_is_read_like_a_run(arch, flags, quic
         backbone = timm.create_model(f'local-dir:{folder}', pretrained=True, num_classes=0).eval()
         features = wanted.model(images)[1]
         torch.testing.assert_close(backbone(found.model.normalised(images)), features, rtol=0, atol=1e-5)
-        of_flag = architectures.select(parameters.parse(
+        of_flag = architectures.select(configuration.parse(
             ['--arch', f'timm:local-dir:{folder}_normalize', '--input_size', '32', '--device', 'cpu'])).eval()
         torch.testing.assert_close(of_flag(images)[1], features, rtol=0, atol=1e-5)
     with pytest.raises(UserError, match='this folder has files already; give a new one'):
@@ -146,7 +146,7 @@ def untrained(tmp_path_factory):
 @pytest.fixture(scope='module')
 def hub(untrained):
     """The exported folder of `untrained`."""
-    export.write(parameters.parse(['--evaluate', str(untrained)]), untrained, untrained.with_name('hub'), hub=True)
+    export.write(configuration.parse(['--evaluate', str(untrained)]), untrained, untrained.with_name('hub'), hub=True)
     return untrained.with_name('hub')
 
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-import parameters
+import configuration
 from datasets.base import ImageSet
 from retrieval import other_data
 from tests.conftest import draw_classes
@@ -91,7 +91,7 @@ def test_a_run_on_other_data(quick, run, tmp_path, capsys, patterns, monkeypatch
 
 def test_the_frozen_trunk_has_the_weights_from_before_the_training(quick, run, tmp_path):
     assert run(*quick, '--n_epochs', '1') == 0
-    opt = parameters.parse(['--evaluate', str(folder_of(tmp_path))])
+    opt = configuration.parse(['--evaluate', str(folder_of(tmp_path))])
     opt.device = torch.device('cpu')
     first, again = other_data.untrained_network(opt), other_data.untrained_network(opt)
     trained = other_data.parts.restore_network(opt, opt.evaluate)

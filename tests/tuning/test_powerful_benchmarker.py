@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+import configuration
 import main
 import parameters
 from tests.tuning.experiment_folders import CONFIGS, DATES, change, options_of, write
@@ -24,11 +25,11 @@ def translated(folder):
     """(the namespace of the command line for a folder, {option without a counterpart: its value as text}, printed)"""
     given = ['--reproduce_results', str(folder)]
     try:
-        return vars(parameters.parse(powerful_benchmarker.command(given))), {}
+        return vars(configuration.parse(powerful_benchmarker.command(given))), {}
     except UserError as error:
         first, *lines, last = str(error).splitlines()
         assert first.endswith('without counterpart in main.py:') and '--reproduce_results_partly' in last, error
-    opt = parameters.parse(powerful_benchmarker.command([*given, '--reproduce_results_partly']))
+    opt = configuration.parse(powerful_benchmarker.command([*given, '--reproduce_results_partly']))
     return vars(opt), dict(line.strip().split(': ', 1) for line in lines)
 
 
@@ -65,7 +66,7 @@ def test_an_experiment_is_a_command_line_of_main(tmp_path, capsys):
     for option in ('use_similarity', 'avg_non_zero_only'):
         assert f'Note: {option} of ContrastiveLoss is dropped' in printed
     assert 'Note: with hidden layers' in printed and '--fold 0 to 4' in printed
-    opt = vars(parameters.parse(arguments))
+    opt = vars(configuration.parse(arguments))
     expect(opt, dataset='cub200', split_scheme='class_folds', n_folds=10, n_training_folds=5, test_size=0.5,
            n_epochs=1000, eval_every=2, patience=9, iterations_per_epoch=100, kernels=2, bs=32, eval_bs=32,
            samples_per_class=4, arch='bninception_frozen_normalize', embed_dim=128, embed_layers=[256],
@@ -250,7 +251,7 @@ def test_a_value_of_a_wrong_type_gives_a_sentence(date, config, tmp_path, one_pa
             # the library itself looks at the arguments of its classes, in the first step
             of_library = place[0] in ('loss_funcs', 'mining_funcs') and len(place) == 4
             try:
-                parameters.parse(powerful_benchmarker.command(['--reproduce_results', str(folder)]))
+                configuration.parse(powerful_benchmarker.command(['--reproduce_results', str(folder)]))
                 assert of_library, (place, wrong)
             except UserError as error:
                 assert str(place[-1]) in str(error) or str(place[-2]) in str(error), (place, wrong, error)

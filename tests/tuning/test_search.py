@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import yaml
 
+import configuration
+import effects
 import Hyperparameter_Search
-import parameters
 from tests.tuning.stub import TUNE, table_of
 from tuning import optimize, report, search, status
 from utilities.errors import UserError
@@ -79,16 +80,16 @@ def test_the_objective_the_table_and_the_best_config(flags, stub):
                  for fold in range(2)]
         assert float(row['map_at_r']) == pytest.approx(np.mean([scores.max() for scores in folds]))
     best = max(rows, key=lambda row: float(row['map_at_r']))
-    opt = parameters.parse(['--config', str(folder / 'study' / 'best.yaml'), '--fold', '1'])
+    opt = configuration.parse(['--config', str(folder / 'study' / 'best.yaml'), '--fold', '1'])
     assert (opt.lr, opt.loss_triplet_margin) == (float(best['lr']), float(best['loss_triplet_margin']))
     assert opt.split_scheme == 'class_folds' and opt.splits_to_eval == ['val'] and opt.bs == 6
-    plain = parameters.parse(['--config', str(folder / 'study' / 'best.yaml'), '--split_scheme', 'half',
+    plain = configuration.parse(['--config', str(folder / 'study' / 'best.yaml'), '--split_scheme', 'half',
                               '--splits_to_eval', 'test'])
     assert (plain.lr, plain.split_scheme) == (opt.lr, 'half')
-    assert '--n_folds 2' in parameters.without_effect(plain)
+    assert 'n_folds' in effects.unread(plain, trained=True, evaluated=False)
     assert '--split_scheme half --splits_to_eval test\n' in (folder / 'study' / 'best.yaml').read_text()
     with pytest.raises(UserError, match='--n_folds 2 goes with --split_scheme'):
-        parameters.parse(['--split_scheme', 'half', '--n_folds', '2'])
+        configuration.parse(['--split_scheme', 'half', '--n_folds', '2'])
     assert {file.name for file in (folder / 'study' / 'plots').glob('*.png')} == {
         'history.png', 'slice.png', 'contour.png', 'importances.png'}
 
@@ -186,6 +187,6 @@ def test_tuned_arguments_of_a_loss_are_merged_with_the_given_ones(flags):
     found.folder.mkdir()
     (found.folder / 'base.yaml').write_text(yaml.safe_dump(found.settings))
     for command in found.commands({'loss_pml_args.margin': .25}, 'trial', 'trials'):
-        assert parameters.parse(command).loss_pml_args == [{'swap': True, 'margin': .25}]
+        assert configuration.parse(command).loss_pml_args == [{'swap': True, 'margin': .25}]
     best = report.whole(found, SimpleNamespace(params={'loss_pml_args.margin': .25}))
     assert next(iter(best.items())) == ('loss_pml_args', [{'swap': True, 'margin': .25}])

@@ -1,0 +1,145 @@
+"""The flags of a run: from a run folder, --config files and the command line; and what is recorded of them."""
+import sys
+from pathlib import Path
+
+import batch_mining
+import criteria
+import datasampler
+import datasets
+import evaluation
+import optimization
+import parameters
+import resuming
+from architectures import embedding_layer
+from records import checkpoint, published, run_folder
+from utilities import command_line
+from utilities.command_line import given, known, merged, read_config, tokens
+from utilities.errors import UserError
+from utilities.namespace import Flags
+
+
+def parse(arguments, defaults=None, parser=None):
+    """
+    The command line's arguments, a list of strings -> the namespace.
+
+    The values come from `defaults`, {flag: value}, the settings of a run folder (--resume, --reproduce, --evaluate),
+    the --config files and the command line; later sources override earlier ones. `given` in the namespace lists the
+    flags of the command line and the --config files. Raises UserError for whatever the user must change.
+
+    parser: what parameters.build() gives, for callers that parse many command lines.
+    """
+    parser = parser or parameters.build()
+    mode = parser.parse_args(arguments)
+    folders = [folder for folder in (mode.resume, mode.reproduce, mode.evaluate) if folder]
+    if len(folders) > 1:
+        raise UserError('--resume, --reproduce and --evaluate: give one of them')
+    if mode.auto_resume and folders and not mode.resume:
+        raise UserError('--auto_resume goes with a training run; leave it out with --reproduce and --evaluate')
+    settings, asked = dict(defaults or {}), {}
+    for folder in folders:
+        settings |= known(parser, recorded_flags(folder), folder, parameters.modes())
+    for file in mode.config:
+        asked = merged(parser, asked, read_config(parser, file, parameters.modes()))
+    before, typed = merged(parser, settings, asked), given(parser, arguments)
+    opt = parser.parse_args([*tokens(before, parser), *arguments])
+    for name in parameters.flags_with('arguments_of').keys() & before.keys():
+        value = merged(parser, before, typed)[name]
+        setattr(opt, name, [value] if isinstance(value, dict) else value or [])
+    opt.given = [*given(parser, [*tokens(asked, parser), *arguments])]
+    if opt.unsupervised and 'samples_per_class' not in opt.given:
+        opt.samples_per_class = 1
+    if not opt.evaluate:
+        opt.storage_metrics = evaluation.storage_metrics(opt)
+    if opt.merge_argparse_when_resuming and not opt.resume:
+        raise UserError('--merge_argparse_when_resuming goes with --resume RUN_FOLDER, whose settings it changes')
+    if opt.resume:
+        resuming.check(opt, settings, recorded_settings(opt))
+    choose_splits(opt)
+    # another scheme than the --config file's, as for a plain run with the best setting of a search
+    unused = asked.keys() - typed.keys() if 'split_scheme' in typed else ()
+    check(opt, [name for name in opt.given if vars(opt)[name] != parser.get_default(name) and name not in unused])
+    return Flags(vars(opt))
+
+
+def choose_splits(opt):
+    """Leaves one of --splits and --split_scheme: the given one takes the place of an earlier run's."""
+    if opt.splits and opt.split_scheme:
+        if {'splits', 'split_scheme'} <= {*opt.given}:
+            raise UserError(f'--splits {opt.splits} takes the place of --split_scheme {opt.split_scheme}; give one of '
+                            'them')
+        if 'split_scheme' in opt.given:
+            opt.splits = opt.splits_step = None
+        else:
+            opt.split_scheme = None
+
+
+def check(opt, changed):
+    """
+    Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data.
+
+    changed: the given flags that differ from their defaults, but for those of a --config file that need not fit.
+    """
+    run_folder.check_names(opt)
+    datasets.check(opt, changed)
+    embedding_layer.check_flags(opt)
+    datasampler.check(opt)
+    check_methods(opt)
+    criteria.wrapping.check_flags(opt)
+    optimization.check_arguments(opt)
+    evaluation.check_metrics(opt)
+    evaluation.pictures.check(opt)
+
+
+def check_methods(opt):
+    """Raises UserError for what the function `problem` in the file of a loss, miner or sampler says about the flags."""
+    for registry, names in ((criteria.CRITERIA, opt.loss), (batch_mining.BATCHMINERS, opt.batch_mining),
+                            (datasampler.SAMPLERS, opt.data_sampler)):
+        for name in names.split('+'):
+            find_problem = getattr(registry.get(name), 'problem', None)
+            sentence = find_problem and find_problem(opt)
+            if sentence:
+                raise UserError(sentence)
+
+
+def recorded_flags(place):
+    """
+    The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported. Those
+    whose flags no longer exist are left out, with a note.
+    """
+    if Path(place).is_file() or published.is_folder(place):
+        file = checkpoint.find(place)
+        settings = checkpoint.load(file)['settings']
+        if file.suffix == '.safetensors':
+            published.check_flags(file.parent, settings, parameters.flags_with('embedding'))
+    else:
+        settings = run_folder.read(place)['flags']
+    unknown = sorted(settings.keys() - {*command_line.known_flags(parameters.build())})
+    if unknown:
+        print(f'Note: {place}: it was recorded with flags that no longer exist, which are left out: '
+              f'--{", --".join(unknown)}', file=sys.stderr)
+    return {name: value for name, value in settings.items() if name not in unknown}
+
+
+def embedding_settings(opt):
+    """{flag: value} of the flags on which the embedding of an image depends, beside the weights."""
+    return {name: getattr(opt, name) for name in parameters.flags_with('embedding')}
+
+
+def secret_variables(opt):
+    """The flags that are secrets, as environment variables of a process: {name: value}."""
+    secrets = parameters.flags_with('secret').items()
+    return {variable: getattr(opt, flag) for flag, variable in secrets if getattr(opt, flag)}
+
+
+def recorded_settings(opt):
+    """The flags as they are recorded: without secrets, and without what to do in this process."""
+    excluded = {'given', *parameters.flags_with('secret'), *parameters.modes()}
+    return {name: value for name, value in vars(opt).items() if name not in excluded}
+
+
+def checksums_of_files(settings):
+    """
+    {flag: checksum} of the files that flags with the fact `file` name in the settings, where there is such a file.
+    """
+    found = {name: run_folder.file_checksum(settings.get(name)) for name in parameters.flags_with('file')}
+    return {name: checksum for name, checksum in found.items() if checksum}

@@ -1,0 +1,46 @@
+"""Notes on given flags that have no effect in a run: that nothing reads, or that the run is too short for."""
+import sys
+
+import parameters
+from utilities import namespace, processes
+from utilities.command_line import shown
+
+BUILT = ('data', 'network')                                                    # groups of flags
+TRAINING = ('training', 'batch creation', 'batch mining', 'losses')
+
+
+def name_unread(opt, trained, evaluated):
+    """
+    Prints the given flags that nothing has read in the first epoch that was trained, or with --n_epochs 0 in the
+    evaluation: they have no effect. Flags of the evaluation are named after the first epoch that was evaluated, too.
+    To be called after each epoch; each flag is named once.
+    """
+    found = unread(opt, trained, evaluated)
+    namespace.note(opt, *found)
+    if found and processes.is_main():
+        named = ', '.join(f'--{name} {shown(value)}' for name, value in found.items())
+        print(f'Note: without effect in this run: {named}', file=sys.stderr)
+
+
+def unread(opt, trained, evaluated):
+    """
+    The flags of name_unread(), {flag: value}. A resumed run has the data and the network that it began with, and reads
+    fewer of their flags.
+    """
+    if not trained and opt.n_epochs:
+        return {}
+    groups = [*TRAINING, *([] if opt.resume else BUILT), *(['evaluation'] if evaluated else [])]
+    values, defaults, flags = vars(opt), parameters.defaults(), parameters.flags_of_group(*groups)
+    return {name: values[name] for name in opt.given
+            if name in flags and not namespace.is_read(opt, name) and values[name] != defaults[name]}
+
+
+def unreachable_schedules(opt, n_steps):
+    """
+    Sentences on warm-ups, delays and decays that a training run is too short for. opt: after the parts of the run were
+    built. n_steps: of the whole run.
+    """
+    if not opt.n_epochs:
+        return []
+    return [f'--n_epochs {opt.n_epochs} is too short for --{name} {shown(getattr(opt, name))}: {what}'
+            for name, (what, is_too_short) in parameters.flags_with('never').items() if is_too_short(opt, n_steps)]
