@@ -146,18 +146,21 @@ def without_decay(opt, model):
 
 def as_built(optimizer, state):
     """
-    The state with the settings of this optimizer, which are those of the flags and the device. Raises ValueError for
-    the state of another kind of optimizer, or of other parameters.
+    The state with the settings of this optimizer, which are those of the flags and the device, and with the memory
+    layouts of its parameters. Raises ValueError for the state of another kind of optimizer, or of other parameters.
     """
-    groups = []
+    groups, values = [], dict(state['state'])
     for saved, own in zip(state['param_groups'], optimizer.param_groups, strict=True):
         if kind_of(saved) != kind_of(own):
             raise ValueError('it is the state of another kind of optimizer')
         for number, parameter in zip(saved['params'], own['params'], strict=True):
-            if not all(fits(value, parameter) for value in state['state'].get(number, {}).values()):
+            of_parameter = state['state'].get(number, {})
+            if not all(fits(value, parameter) for value in of_parameter.values()):
                 raise ValueError('it is the state of parameters of other shapes')
+            if of_parameter:
+                values[number] = {name: laid_out(value, parameter) for name, value in of_parameter.items()}
         groups.append(saved | {name: value for name, value in own.items() if name != 'params'})
-    return state | {'param_groups': groups}
+    return state | {'param_groups': groups, 'state': values}
 
 
 def fits(value, parameter):
@@ -166,6 +169,16 @@ def fits(value, parameter):
         return True
     return value.dim() == parameter.dim() and all(
         size in (1, own) for size, own in zip(value.shape, parameter.shape, strict=True))
+
+
+def laid_out(value, parameter):
+    """
+    A part of an optimizer's state in the memory layout of its parameter, which fused optimizers take for granted. That
+    of a run on the CPU is channels last, and not that of a GPU.
+    """
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def kind_of(group):
