@@ -1,4 +1,5 @@
 """Metrics: embeddings in, numbers out. Ranking, clustering and singular values are computed once for all."""
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from evaluation import clustering, geometry, hierarchy, ranking, retrieval, veri
 from evaluation.ranking import neighbours, precision
 from records import columns
 from utilities.arrays import take_rows
-from utilities.device import full_precision
 from utilities.errors import UserError, nearest
 
 
@@ -224,6 +224,19 @@ def finite(embeddings):
         raise UserError(f'The embeddings contain values up to {max(-low, high):.1e}, whose squares float32 cannot '
                         'hold; scale them down, or evaluate with --eval_normalize.')
     return embeddings
+
+
+@contextlib.contextmanager
+def full_precision():
+    """In the block, float32 products are exact to float32: neither --tf32 nor autocast changes the metrics."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    gpu = torch.accelerator.current_accelerator() or torch.device('cpu')
+    try:
+        with torch.autocast(gpu.type, enabled=False), torch.autocast('cpu', enabled=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
 def from_ranks(metrics, job):

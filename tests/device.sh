@@ -10,8 +10,9 @@ for tool in g++ ninja; do
     command -v $tool > /dev/null || { echo "make test-device: skipped: $tool, which builds it, is not installed"; exit; }
 done
 
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/deep_metric_learning/simulated_device
-built=$cache/$("$python" -c 'import sys, torch; print(f"{sys.implementation.cache_tag}_{torch.__version__}")')
-"$python" "$source/build.py" "$built" > /dev/null 2> "$cache.log" || { cat "$cache.log"; exit 1; }
+version=$("$python" -c 'import sys, torch; print(f"{sys.implementation.cache_tag}_{torch.__version__}")')
+built=${XDG_CACHE_HOME:-$HOME/.cache}/deep_metric_learning/simulated_device/$version
+mkdir -p "$built"
+"$python" "$source/build.py" "$built" > "$built/log" 2>&1 || { cat "$built/log"; exit 1; }
 export SIM_SO=$built/sim_backend.so PYTHONPATH=$source${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS=1
 "$python" -m pytest -q -rs -n auto tests/test_simulated_device.py

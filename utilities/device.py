@@ -1,5 +1,4 @@
 """The device of a run, and whether its arithmetic is repeatable."""
-import contextlib
 import os
 import warnings
 
@@ -58,19 +57,6 @@ def set_arithmetic(opt):
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cudnn.allow_tf32 = opt.tf32
     torch.backends.cuda.matmul.allow_tf32 = opt.tf32
-
-
-@contextlib.contextmanager
-def full_precision():
-    """In the block, float32 products are exact to float32: neither --tf32 nor autocast changes them."""
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    gpu = torch.accelerator.current_accelerator() or torch.device('cpu')
-    try:
-        with torch.autocast(gpu.type, enabled=False), torch.autocast('cpu', enabled=False):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
 def check_step(opt):

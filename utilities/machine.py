@@ -15,6 +15,10 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3                           # the paramete
 KEPT = 2 ** 31 - 1                                                # bytes of freed memory that a process keeps at most
 MAPPED_FROM = 2 ** 30                                             # bytes; larger blocks are returned when freed
 
+# what --device takes, and what it means
+DEVICES = {'auto': 'an NVIDIA GPU if available, else an Apple GPU, else the CPU', 'cpu': 'the CPU',
+           'cuda': 'an NVIDIA GPU', 'mps': 'an Apple GPU'}
+
 
 def n_cores():
     """The number of processor cores that this process may use."""
