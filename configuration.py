@@ -104,7 +104,7 @@ def check_methods(opt):
 def recorded_flags(place):
     """
     The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported. Those
-    whose flags no longer exist are left out, with a note.
+    whose flags do not exist here, or no longer, are left out, with a note.
     """
     if Path(place).is_file() or published.is_folder(place):
         file = checkpoint.find(place)
@@ -115,7 +115,7 @@ def recorded_flags(place):
         settings = run_folder.read(place)['flags']
     unknown = sorted(settings.keys() - {*command_line.known_flags(parameters.build())})
     if unknown:
-        print(f'Note: {place}: it was recorded with flags that no longer exist, which are left out: '
+        print(f'Note: {place}: it was recorded with flags that do not exist here, which are left out: '
               f'--{", --".join(unknown)}', file=sys.stderr)
     return {name: value for name, value in settings.items() if name not in unknown}
 

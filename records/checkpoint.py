@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from records import columns, published, run_folder
+from records import columns, public_code, published, run_folder
 from records.run_folder import LAST
 from utilities import processes
 from utilities.errors import RunFailed, UserError
@@ -145,17 +145,23 @@ def note_changed_data(place, states, description):
 def load(path):
     """
     A checkpoint file of this program, on the CPU; nothing but tensors and plain values is unpickled. For the weights in
-    a folder for others, what records.published reads there.
+    a folder for others, what records.published reads there; for a file of the public code, what records.public_code
+    reads.
 
     Raises UserError if it is not one, or damaged: torch saves zip archives, whose members have CRC-32 checksums.
     """
     if Path(path).suffix == '.safetensors':
         return published.read(Path(path).parent)
-    require_whole(path)
-    try:
-        states = torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as error:  # the unpickler raises anything on a broken file
-        raise UserError(f'{path}: not a checkpoint of this program but {describe_kind(path, error)}') from None
+    if public_code.is_file(path):
+        if zipfile.is_zipfile(path):                         # files of torch before 1.6 are no archives
+            require_whole(path)
+        states = public_code.read(path)
+    else:
+        require_whole(path)
+        try:
+            states = torch.load(path, map_location='cpu', weights_only=True)
+        except Exception as error:  # the unpickler raises anything on a broken file
+            raise UserError(f'{path}: not a checkpoint of this program but {describe_kind(path, error)}') from None
     if not isinstance(states, dict) or not {'settings', 'epoch', 'model'} <= states.keys():
         raise UserError(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
     if wrong := [name for name, fits in FORMS.items() if name in states and not fits(states[name])]:

@@ -266,10 +266,10 @@ def test_recorded_flags_that_no_longer_exist_are_left_out_with_one_note(copied, 
     run_folder.write_yaml(copied / 'config.yaml', config | {'flags': config['flags'] | gone})
     capsys.readouterr()
     assert run('--resume', copied, '--n_epochs', '3') == 0
-    assert capsys.readouterr().err == (f'Note: {copied}: it was recorded with flags that no longer exist, which are '
+    assert capsys.readouterr().err == (f'Note: {copied}: it was recorded with flags that do not exist here, which are '
                                        'left out: --adam_betas, --knn_approx\n')
     assert not run_folder.read(copied)['flags'].keys() & gone.keys()
-    assert run('--resume', copied, '--n_epochs', '4') == 0 and 'no longer exist' not in capsys.readouterr().err
+    assert run('--resume', copied, '--n_epochs', '4') == 0 and 'do not exist' not in capsys.readouterr().err
 
 
 def test_resume_refuses_a_file_of_a_flag_that_has_changed(copied, quick, refused, run, tmp_path):

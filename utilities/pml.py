@@ -9,6 +9,7 @@ import re
 import torch
 
 from utilities.errors import RunFailed, UserError
+from utilities.loss_sums import from_tuple
 from utilities.namespace import unnoted
 
 PREFIX = 'pml:'
@@ -166,11 +167,7 @@ class BatchMiner:
     def __call__(self, batch, labels):
         mined = called(self.miner, batch, labels, flag='--batch_mining')
         self.log = library_statistics(self.miner) if self.has_log else {}
-        if len(mined) == 3:
-            return torch.stack(mined, dim=1)
-        masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
-        masks[0][mined[:2]], masks[1][mined[2:]] = True, True
-        return masks[0], masks[1]
+        return from_tuple(mined, batch)
 
 
 @contextlib.contextmanager
