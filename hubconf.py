@@ -257,9 +257,9 @@ def _labels_of_batch(batch, labels, n_classes=None, embed_dim=None):
     if labels.device.type not in ('cpu', batch.device.type):
         raise ValueError(f'the embeddings are on {batch.device} and the labels on {labels.device}')
     labels = labels.to(batch.device, torch.int64)
-    if n_classes is not None and labels.device.type in ('cpu', 'cuda') and len(labels):
+    if n_classes is not None and labels.device.type != 'mps' and len(labels):
         in_range = (labels.clamp(0, n_classes - 1) == labels).all()
-        if labels.is_cuda:
+        if labels.device.type != 'cpu':
             torch._assert_async(in_range, f'expected labels from 0 to {n_classes - 1}')
         elif not in_range:
             raise ValueError(f'expected labels from 0 to {n_classes - 1}, not {labels.min()} to {labels.max()}')

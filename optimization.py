@@ -8,7 +8,7 @@ import torch
 
 import criteria
 from architectures import depth
-from utilities import exchange, processes
+from utilities import device, exchange, processes
 from utilities.errors import UserError, nearest
 
 ONE_CYCLE_START = 1 / 25                # the first factor of --scheduler onecycle, as in torch
@@ -59,10 +59,11 @@ def select(opt, model, criterion, n_steps=1):
 def build(opt, flag, groups):
     """The optimizer of --optim, --embed_optim or --loss_optim, `flag`, of these parameter groups."""
     name = getattr(opt, flag)
-    fused = {'fused': True} if opt.device.type == 'cuda' and name in ('adam', 'adamw', 'sgd') else {}   # one kernel
-    own = dict(*getattr(opt, f'{flag}_args'))
+    own, default = dict(*getattr(opt, f'{flag}_args')), {}
+    if device.is_gpu(opt.device) and name in ('adam', 'adamw', 'sgd') and not own.get('foreach'):
+        default['fused'] = True                                                        # one kernel
     try:
-        optimizer = OPTIMIZERS[name](groups, **fused | arguments_of_flags(opt, flag) | own)
+        optimizer = OPTIMIZERS[name](groups, **default | arguments_of_flags(opt, flag) | own)
     except (ValueError, RuntimeError) as error:                # Muon takes matrices only
         raise UserError(f'--{flag} {name}: {" ".join(str(error).split())[:200]}') from None
     optimizer.register_load_state_dict_pre_hook(as_built)
@@ -157,10 +158,10 @@ def without_decay(opt, model):
 
 def as_built(optimizer, state):
     """
-    The state with the settings of this optimizer, which are those of the flags and the device. Raises ValueError for
-    the state of another kind of optimizer, or of other parameters.
+    The state with the settings of this optimizer, which are those of the flags and the device, and with the memory
+    layouts of its parameters. Raises ValueError for the state of another kind of optimizer, or of other parameters.
     """
-    groups = []
+    groups, values = [], dict(state['state'])
     for saved, own in zip(state['param_groups'], optimizer.param_groups, strict=True):
         if kind_of(saved) != kind_of(own):
             raise ValueError('it is the state of another kind of optimizer')
@@ -170,8 +171,10 @@ def as_built(optimizer, state):
                 raise ValueError('it is the state of another kind of optimizer')
             if not all(fits(value, parameter) for value in of_parameter.values()):
                 raise ValueError('it is the state of parameters of other shapes')
+            if of_parameter:
+                values[number] = {name: laid_out(value, parameter) for name, value in of_parameter.items()}
         groups.append(saved | {name: value for name, value in own.items() if name != 'params'})
-    return state | {'param_groups': groups}
+    return state | {'param_groups': groups, 'state': values}
 
 
 def state_keys(optimizer, group, n_dims):
@@ -192,6 +195,16 @@ def fits(value, parameter):
         return True
     return value.dim() == parameter.dim() and all(
         size in (1, own) for size, own in zip(value.shape, parameter.shape, strict=True))
+
+
+def laid_out(value, parameter):
+    """
+    A part of an optimizer's state in the memory layout of its parameter, which fused optimizers take for granted. That
+    of a run on the CPU is channels last, and not that of a GPU.
+    """
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def kind_of(group):

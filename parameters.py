@@ -37,6 +37,7 @@ from utilities.command_line import (
     number,
     yaml_mapping,
 )
+from utilities.machine import DEVICES
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
 main.py --help evaluation     the flags of a group; more words give more pages
@@ -434,10 +435,7 @@ def machine_parameters(parser):
         help='train on from a trained network, its backbone and its embedding layer, in a new run')
     add('--weights', metavar='FILE', file=True,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
-    add('--device',
-        choices={'auto': 'an NVIDIA GPU if available, else an Apple GPU, else the CPU', 'cpu': 'the CPU',
-                 'cuda': 'an NVIDIA GPU', 'mps': 'an Apple GPU'}, default='auto',
-        help='device to compute on')
+    add('--device', choices=DEVICES, default='auto', help='device to compute on')
     add('--gpu', nargs='+', type=COUNT, default=[0], common=True,
         help='indices of NVIDIA GPUs, from 0; several train one run together, one process each')
     add('--kernels', type=COUNT, default=6, common=True,

@@ -238,7 +238,7 @@ def build_backbone(opt):
 def build_network(opt, backbone):
     """The network with this Backbone, on the device."""
     model = processes.one_first(lambda: architectures.select(opt, backbone))              # may download weights
-    is_faster = opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none'
+    is_faster = opt.device.type == 'cpu' or device.is_gpu(opt.device) and opt.amp != 'none'
     if is_faster and backbone.f_embed is None:                    # public networks need torch's default layout
         model = model.to(memory_format=torch.channels_last)       # faster there
     return model.to(opt.device)

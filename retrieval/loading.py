@@ -13,6 +13,7 @@ from datasets.pipeline import Pipeline
 from evaluation.embedding import compared, embed_batch, network_id
 from retrieval import unknown
 from utilities import command_line, stopping
+from utilities.device import is_gpu
 from utilities.errors import UserError
 from utilities.loading import Loader
 from utilities.randomness import preserved
@@ -144,7 +145,7 @@ def embedded(network, transform, images, bs=112, kernels=0):
     """
     photos = Photos(list(images), transform.pipeline)
     loader = Loader(photos, batch_size=bs, num_workers=kernels, collate_fn=photos.collate,
-                    pin_memory=network.device.type == 'cuda', generator=torch.Generator())
+                    pin_memory=is_gpu(network.device), generator=torch.Generator())
     with torch.inference_mode():
         for indices, batch, broken in stopping.checked(loader):
             found = network(batch).float().cpu().numpy() if indices else None

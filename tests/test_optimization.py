@@ -219,6 +219,18 @@ def test_arguments_reach_the_optimizer_of_each_part(opt):
         after_steps(opt, optim='muon')
 
 
+@pytest.mark.parametrize('name', ['adam', 'adamw', 'sgd'])
+def test_on_a_gpu_an_optimizer_is_fused_unless_its_arguments_say_otherwise(name, opt):
+    """torch takes fused=True for parameters of the CPU as well, but not with foreach=True."""
+    parameters = torch.nn.Linear(3, 2).parameters
+    namespace = opt(optim=name)
+    namespace.device = torch.device('cuda', 1)
+    for given, expected in (({}, True), ({'foreach': True}, None), ({'foreach': False}, True), ({'fused': False}, 0)):
+        namespace.optim_args = [given]
+        optimizer = optimization.build(namespace, 'optim', [{'params': parameters()}])
+        assert optimizer.defaults['fused'] == expected and optimizer.defaults['foreach'] is given.get('foreach')
+
+
 def test_a_loss_without_parameters_needs_no_optimizer_of_its_own(opt):
     flags = opt(arch='conv4', not_pretrained=True, loss='triplet', loss_optim='sgd')
     model = architectures.select(flags)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from utilities import stopping
 from utilities.errors import Ended, RunFailed, UserError, explained
-from utilities.machine import n_cores
+from utilities.machine import accelerator, n_cores
 
 TIMEOUT = timedelta(minutes=30)          # limit of a collective operation in a step
 CONNECTING = timedelta(minutes=10)       # limit from the first process that connects to the last one
@@ -132,8 +132,7 @@ def connect():
     try:
         base, number, n = next(dist.rendezvous('env://', timeout=CONNECTING))      # may keep old entries
         store = dist.PrefixStore(os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), base)
-        dist.init_process_group('cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo', timeout=TIMEOUT,
-                                store=store, rank=number, world_size=n)
+        dist.init_process_group(backends(), timeout=TIMEOUT, store=store, rank=number, world_size=n)
         patient = dist.new_group(backend='gloo', timeout=PATIENCE)
     except (KeyError, ValueError) as error:
         raise UserError(f'WORLD_SIZE is {os.environ["WORLD_SIZE"]}, but the other variables of torchrun are not set '
@@ -141,6 +140,12 @@ def connect():
     except (RuntimeError, OSError) as error:
         raise RunFailed(f'The processes of the run cannot be connected: {str(error).splitlines()[0]}') from None
     stopping.install()
+
+
+def backends():
+    """What sends the tensors of each type of device: gloo those of the CPU; NCCL those of an NVIDIA GPU."""
+    gpu = accelerator()
+    return f'cpu:gloo,{gpu}:{dist.get_default_backend_for_device(gpu)}' if gpu else 'gloo'
 
 
 @contextlib.contextmanager
