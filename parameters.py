@@ -165,6 +165,19 @@ def data_parameters(parser):
         help='height and width of the images in evaluation, in pixels; by default --input_size')
     add('--eval_resize', type=POSITIVE_INT, embedding=True,
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
+    add('--eval_views', nargs='+', type=view, default=[], metavar='flip|FACTOR', embedding=True,
+        help='in evaluation: the mean embedding of each image, its mirror image (flip) and the image scaled by these '
+             'factors')
+
+
+def view(text):
+    """An argparse type: flip, or a factor by which the image is scaled."""
+    if text == 'flip':
+        return text
+    try:
+        return POSITIVE(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f'expected flip or a positive number, not {text}') from None
 
 
 def frozen_part(text):

@@ -69,17 +69,17 @@ class Backbone:
 
 
 @torch.no_grad()
-def count_features(backbone, opt, flag='input_size'):
+def count_features(backbone, opt, size, given):
     """
-    F, found with one black image of the size `flag`, or of the backbone's size. Raises UserError if the network cannot
-    process images of this size, if its output is not one vector per image, or if --pool does not suit it.
+    F, found with one black image of the size (height, width); given: the flag and its value from which the size comes.
+    Raises UserError if the network cannot process images of this size, if its output is not one vector per image, or if
+    --pool does not suit it.
     """
-    take, size = backbone.maps if backbone.pool else torch.nn.Module.__call__, getattr(opt, flag) or backbone.size
+    take = backbone.maps if backbone.pool else torch.nn.Module.__call__
     try:
-        output = take(backbone.network.eval(), torch.zeros(1, 3, size, size))
+        output = take(backbone.network.eval(), torch.zeros(1, 3, *size))
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f'--{flag} {size}: the network cannot process images of this size ({error})'
-                        ) from None
+        raise UserError(f'{given}: the network cannot process images of this size ({error})') from None
     if backbone.pool:
         pooling.check(opt, output)
         output = backbone.pool(output)

@@ -22,7 +22,8 @@ class Network(torch.nn.Module):
     """
     Images [B, 3, S, S], RGB, floating in [0, 1] or uint8, on any device -> embeddings [B, D], float32, as main.py
     --evaluate ranks them, but without --pca and --eval_autocast: with --eval_features the pooled features, with
-    --eval_normalize of norm 1. Raises UserError for images of another shape or type.
+    --eval_views the mean over the views, with --eval_normalize of norm 1. Raises UserError for images of another shape
+    or type.
 
     model:      the EmbeddingNetwork, in evaluation mode; none of its parameters requires gradients.
     input_size: S.
@@ -53,7 +54,7 @@ class Network(torch.nn.Module):
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise UserError(f'expected images of type uint8, or floating ones in [0, 1], not {images.dtype}')
         images = images if images.dtype == torch.uint8 else images.float()
-        embeddings, features = embed_batch(self.model, images)
+        embeddings, features = embed_batch(self.model, images, self.settings['eval_views'])
         return compared(features if self.settings['eval_features'] else embeddings, self.settings['eval_normalize'])
 
 
