@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from architectures import cascade, depth, low_rank, pooling, prompts
 from architectures.embedding_layer import embedding_layer
 from utilities.errors import UserError
+from utilities.image_size import sides
 
 N_CLASSES = 1000                        # number of ImageNet's classes
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -33,7 +34,7 @@ def remove_classifier(network, arch):
 class Backbone:
     """
     network:  normalised images [B, 3, H, W] -> pooled features [B, F], without a classifier.
-    size:     the side of its input images in pixels.
+    size:     the size of its input images in pixels, one number or [height, width].
     mean, std: per channel, of images in [0, 1], in the channel order of the network.
     bgr:      whether that order is blue, green, red.
     head:     name prefixes of the removed classifiers in weight files.
@@ -97,7 +98,7 @@ def count_maps(backbone):
     """
     if backbone.maps is None:
         return None
-    maps = backbone.maps(backbone.network.eval(), torch.zeros(1, 3, backbone.size, backbone.size))
+    maps = backbone.maps(backbone.network.eval(), torch.zeros(1, 3, *sides(backbone.size)))
     is_one_size = isinstance(maps, torch.Tensor) and maps.dim() == 4
     if is_one_size and (backbone.pool or maps.shape[1] == backbone.n_features):
         return maps.shape[1]

@@ -126,9 +126,8 @@ def backbone(opt, name):
 
 def save(opt, network, folder):
     """Writes weights and config.json of the backbone of an EmbeddingNetwork to `folder`, as timm loads them."""
-    size = network.input_size
     library().models.save_for_hf(network.backbone, folder, safe_serialization=True, data_config={
-        'input_size': (3, size, size), 'interpolation': opt.interpolation,
+        'input_size': (3, *sides(network.input_size)), 'interpolation': opt.interpolation,
         'mean': tuple(network.mean.flatten().tolist()), 'std': tuple(network.std.flatten().tolist())})
     config = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
     for name in ('tag', 'license'):    # facts about timm's weights, not about these

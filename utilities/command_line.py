@@ -139,6 +139,15 @@ def auto_or(kind):
     return parse
 
 
+class SizeOfImages(argparse.Action):
+    """Keeps one number, the side of a square, as this number, and two others as [height, width]."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        if len(values) > 2:
+            raise argparse.ArgumentError(self, f'expected one number, or height and width, not {shown(values)}')
+        setattr(namespace, self.dest, values[0] if len({*values}) == 1 else values)
+
+
 REAL, POSITIVE, NOT_NEGATIVE = number(float), number(float, 0, above=True), number(float, 0)
 WHOLE, POSITIVE_INT, COUNT = number(int), number(int, 1), number(int, 0)
 FRACTION = number(float, 0, 1)
