@@ -16,6 +16,7 @@ from evaluation.ranking.neighbours import Search
 from utilities import exchange, processes, stopping
 from utilities.errors import RunFailed
 from utilities.files import atomic
+from utilities.image_size import scaled
 from utilities.kept_features import Batch
 from utilities.loading import Loader, evaluation_batches, evaluation_loader, network_input
 
@@ -39,14 +40,28 @@ def network_outputs(network, images, with_maps=False):
     return outputs
 
 
-def embed_batch(network, images):
+def embed_batch(network, images, views=()):
     """
     How images are embedded in evaluation, by Evaluate_Network.py, in an index and its queries, by torch.hub's network
-    and by a teacher: images as in network_outputs() -> embeddings [B, D] and pooled features [B, F].
+    and, without views, by a teacher: images as in network_outputs() -> embeddings [B, D] and pooled features [B, F],
+    the means over the images and their --eval_views, which the network gets one after the other.
 
-    A change, such as the mean over an image and its mirror image, belongs here, and acts in all of them.
+    A change belongs here, and acts in all of them.
     """
-    return network_outputs(network, images)
+    outputs = network_outputs(network, images)
+    further = [view for view in views if view != 1]
+    for view in further:
+        outputs = [total + own for total, own in zip(outputs, network_outputs(network, seen(images, view, network)),
+                                                     strict=True)]
+    return [total / (1 + len(further)) for total in outputs]
+
+
+def seen(images, view, network):
+    """A view of images [B, 3, H, W]: flip, the mirror images; or a factor, by which height and width are scaled."""
+    if view == 'flip':
+        return images.flip(-1)
+    pixels = network_input(images, network.mean.device)
+    return F.interpolate(pixels, scaled(pixels.shape[2:], view), mode='bilinear', antialias=True)
 
 
 def compared(embeddings, normalize):
@@ -91,7 +106,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
         if images.kept and not isinstance(batch, Batch):
             batch = Batch(images, indices, batch)
         with precision:
-            found = embed_batch(model, batch)
+            found = embed_batch(model, batch, opt.eval_views)
             norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before normalisation
         embedded = found[int(features)]
         rows = slice(int(indices[0]), int(indices[0]) + len(batch))

@@ -143,7 +143,7 @@ def draw(file, queries, nearest, distances, said, transform):
 
 
 def tile(path, transform, text, colour):
-    """(pixels [S, S, 3], colour of the frame, text) of a photo; white where the file is gone or broken."""
+    """(pixels [H, W, 3], colour of the frame, text) of a photo; white where the file is gone or broken."""
     try:
         image = transform.pipeline(decoding.open_photo(path))
     except UserError:

@@ -169,6 +169,10 @@ def test_the_comparison_of_the_start_page(there, capsys):
     assert re.search(r'frozen .*\d.*\n.*tuned .*\d', capsys.readouterr().out) and any((there / 'figures').iterdir())
 
 
+def test_the_run_with_views(there):
+    assert follow('docs/metrics.md', 'Views') == ['main.py']
+
+
 def test_the_runs_of_the_readme(tmp_path, monkeypatch):
     prepare(tmp_path)
     monkeypatch.chdir(tmp_path)
