@@ -176,7 +176,7 @@ def build_loss(opt, miner):
         built = public.criterion(loss, opt, miner)
     else:
         built = loss.Criterion(opt, *([] if miner is None else [miner]))
-    built.needs_pairs = loss.REQUIRES_BATCHMINER or not any(True for _ in built.parameters())
+    built.needs_pairs = loss.REQUIRES_BATCHMINER or not built.state_dict()
     return finished(built)
 
 
@@ -262,8 +262,8 @@ def inputs(criterion):
 
 def needs_pairs(criterion):
     """
-    Whether a criterion is zero in a batch without pairs of a class: whether a loss in it takes a miner, or trains no
-    parameters, and has no memory bank.
+    Whether a criterion is zero in a batch without pairs of a class: whether a loss in it takes a miner, or has no
+    weights, proxies or centres, and no memory bank.
     """
     if isinstance(criterion, cross_batch_memory.CrossBatchMemory):
         return False
