@@ -39,7 +39,7 @@ def center_update(batch, labels, centers, alpha=0.5):
     """
     Args:
         batch, labels, centers: as in center_loss.
-        alpha: α, the part of the way to the mean of the class (Eq. 4) that a centre moves in each step; 0: it stays.
+        alpha: α, rate at which the centres move towards the samples of their classes; 0: they stay.
 
     Returns: [C, D], the centres c_j − α Σ (c_j − x_i) / (1 + n_j), summed over the n_j samples of class j.
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 import configuration
 import datasets
@@ -141,8 +142,9 @@ def embedded(network, transform, images, bs=112, kernels=0):
     photos = Photos(list(images), transform.pipeline)
     loader = Loader(photos, batch_size=bs, num_workers=kernels, collate_fn=photos.collate,
                     pin_memory=network.device.type == 'cuda', generator=torch.Generator())
+    bar = tqdm(loader, desc='embed photos', leave=False, disable=None if len(photos) > 1 else True)
     with torch.inference_mode():
-        for indices, batch, broken in stopping.checked(loader):
+        for indices, batch, broken in stopping.checked(bar):
             found = network(batch).float().cpu().numpy() if indices else None
             yield indices, found, broken
 
