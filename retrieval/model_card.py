@@ -108,7 +108,7 @@ def metrics_table(row, is_average):
     """A table of the test metrics in a row of log.csv, with their bootstrap intervals where it has them."""
     of = columns.ema_column if is_average else str
     found = {name: row[of(name)] for name in row if columns.parse(name) and columns.parse(name).split == 'test'
-             and not columns.is_interval(name) and isinstance(row.get(of(name)), float)}
+             and not columns.is_beside(name) and isinstance(row.get(of(name)), float)}
     if not found:
         return 'The run has recorded none of the test split.'
     lines = []
