@@ -16,7 +16,7 @@ def build():
     add = parser.add_argument
     add('--study_path', metavar='FOLDER', required=True,
         help="the study's folder, for its records, its runs and its plots")
-    add('--tune', nargs='+', action='append', metavar=('FLAG', 'LOW HIGH [log] [int] | A,B,C'), default=[],
+    add('--tune', nargs='+', action='append', metavar=('FLAG', 'LOW HIGH [log] [int [STEP]] | A,B,C'), default=[],
         help='a flag of main.py to tune, without dashes, and its range or its choices; may be given several times')
     add('--n_trials', type=command_line.POSITIVE_INT, default=50,
         help='number of settings to try, failed ones included')
@@ -26,7 +26,7 @@ def build():
     add('--pruner', choices=['none', 'median', 'hyperband'], default='none',
         help='the method that stops unpromising trials early, by their validation scores so far')
     add('--count_epoch_0', action='store_true',
-        help='count the score of the untrained network, too; by default a trial is scored by its best later epoch')
+        help='count the score before training, too; by default a trial is scored by its best later epoch')
     add('--storage', metavar='URL',
         help='the database of the study, such as postgresql://HOST/NAME; by default an SQLite file in its folder')
     add('--study_name', help='name of the study in the database; by default the name of the folder')

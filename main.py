@@ -33,7 +33,7 @@ from utilities.trace import Trace
 
 
 def run(opt, arguments):
-    """One run: build the parts, evaluate the untrained network, then train, evaluate and record epoch by epoch."""
+    """One run: build the parts, evaluate the network before training, then train, evaluate and record by epoch."""
     built, state = begin(opt, arguments)
     with lock.held(state.folder), explained_stop(opt, state):
         if opt.resume:

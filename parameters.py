@@ -228,7 +228,7 @@ def network_parameters(parser):
 def length_parameters(parser):
     add, switch = new_group(parser, 'length', 'how long to train', resume='free')
     add('--n_epochs', type=COUNT, default=150, common=True,
-        help='number of training epochs; 0 only evaluates the untrained network')
+        help='number of training epochs; 0 only evaluates the network before training')
     add('--patience', type=POSITIVE_INT,
         help='stop when the best validation epoch is more than this many epochs ago; by default never')
 
@@ -366,7 +366,7 @@ def evaluation_parameters(parser):
     add('--eval_bs', type=POSITIVE_INT,
         help='number of images that are embedded at a time in evaluation; by default --bs')
     switch('--check_untrained_accuracy', default=True,
-           help='evaluate the untrained network, as epoch 0')
+           help='evaluate the network before training, as epoch 0')
     add('--cluster_every', type=POSITIVE_INT, default=1,
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
     add('--bootstrap', metavar='N', type=COUNT, default=0,

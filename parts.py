@@ -149,23 +149,42 @@ def check(opt, data):
     """Raises UserError for flags of a training run that its data, or other flags, do not allow."""
     splits = evaluation.splits_to_evaluate(opt, data)
     if opt.patience and 'val' not in splits:
-        raise UserError('--patience needs a validation split that is evaluated: add --use_tv_split or --split_scheme '
-                        'class_folds')
+        raise UserError('--patience stops by a validation split, never by the test split, and no validation split is '
+                        'evaluated: add --use_tv_split or --split_scheme class_folds')
     if opt.n_epochs and data.train.n_classes == 1:
         raise UserError(f'--dataset {opt.dataset}: there is only one training class, {data.train.class_names[0]}, and '
                         'losses compare images of at least two; add classes, or move some into the training split '
                         '(--test_size, --split_scheme, --use_tv_split)')
     metric, level = evaluation.metric_and_level(opt.storage_metrics[0])
+    evaluated = [data.evaluation[name] for name in splits]
     if (evaluation.parse(metric)[1].needs == 'ranks' and level != 'parent' and opt.eval_reference == 'self'
             and all(datasets.splits.lone_queries(images, images.groups if level == 'across' else None)
-                    == images.n_queries for images in (data.evaluation[name] for name in splits))):
+                    == images.n_queries for images in evaluated)):
         raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
-                        'positive; retrieval needs classes of two images or more')
+                        f'positive; {needed_for_retrieval(evaluated, level)}')
+
+
+def needed_for_retrieval(evaluated, level):
+    """What the evaluated splits lack if no image in them has a positive."""
+    for images in evaluated:
+        if images.is_query is not None and images.in_gallery is None and level != 'across':
+            query, gallery = (images.class_names[images.labels[chosen].min()] for chosen in images.roles)
+            return (f'no class of the query images, such as {query}, is in the gallery, with classes such as '
+                    f'{gallery}; their labels must agree')
+    if level == 'across':
+        return 'retrieval across groups needs classes with images of two groups or more'
+    return 'retrieval needs classes of two images or more'
 
 
 def check_pairs(opt, criterion):
-    """Raises UserError for batches without two images of a class, if the criterion needs such pairs."""
-    if not opt.n_epochs or opt.views > 1 or not criteria.needs_pairs(criterion):
+    """Raises UserError for batches without two images of a class, or of one class, if the criterion needs pairs."""
+    if not opt.n_epochs or not criteria.needs_pairs(criterion):
+        return
+    if opt.bs == opt.samples_per_class * opt.views and datasampler.distinct(opt) in ('classes', 'groups'):
+        views = f' and --views {opt.views}' if opt.views > 1 else ''
+        raise UserError(f'--samples_per_class {opt.samples_per_class}: with --bs {opt.bs}{views}, a batch has one '
+                        f'class only, and --loss {opt.loss} compares images of at least two; give a larger --bs')
+    if opt.views > 1:
         return
     if opt.unsupervised:
         raise UserError(f'--unsupervised: an image is alone in its class, and --loss {opt.loss} needs pairs of a '

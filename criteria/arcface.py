@@ -17,7 +17,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
-MARGIN_UNIT = 'radian'
 FLAGS = {
     'lr': {'default': 0.0005, 'at_least': 0, 'help': 'learning rate of the class weights'},
     'angular_margin': {},

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
-MARGIN_UNIT = 'cosine'
 FLAGS = {'margin': {}, 'gamma': {'above': 0}}
 
 

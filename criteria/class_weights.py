@@ -91,6 +91,8 @@ def read_weights(file, class_names):
         raise ValueError('each line must have a class and a number') from None
     if len(found) < len(rows) or not all(0 <= weight < math.inf for weight in found.values()):
         raise ValueError('each class must occur once, with a weight of at least 0')
+    if not any(found.values()):
+        raise ValueError('all weights are 0, and nothing would be trained')
     if missing := [name for name in class_names if name not in found]:
         raise ValueError(f'it has no weight for {len(missing)} of the training classes, such as {missing[0]}')
     if unknown := found.keys() - {*class_names}:

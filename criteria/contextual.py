@@ -16,7 +16,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
-MARGIN_UNIT = 'cosine'
 FLAGS = {
     'k': {'at_least': 2},
     'eps': {'at_least': 0},

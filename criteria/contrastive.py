@@ -12,7 +12,6 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True            # it has a formula for masks of pairs, too, as `all` gives them
-MARGIN_UNIT = 'distance'
 FLAGS = {'pos_margin': {}, 'neg_margin': {}, 'active_only': {}}
 
 

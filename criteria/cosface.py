@@ -12,7 +12,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
-MARGIN_UNIT = 'cosine'
 FLAGS = {
     'margin': {},
     'scale': {'above': 0},

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
-MARGIN_UNIT = 'cosine'
 FLAGS = {
     'pos_weight': {'above': 0},
     'neg_weight': {'above': 0},

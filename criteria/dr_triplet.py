@@ -11,7 +11,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
-MARGIN_UNIT = 'distance'
 FLAGS = {'margin': {}, 'gamma': {'at_least': 0}}
 
 

@@ -19,7 +19,6 @@ import torch
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
-MARGIN_UNIT = 'hyperbolic distance'
 FLAGS = {
     'n_proxies': {'default': 512, 'at_least': 1, 'help': 'number of hierarchical proxies'},
     'k': {'at_least': 1},

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
-MARGIN_UNIT = 'cosine'
 FLAGS = {
     'max_margin': {},
     'scale': {'above': 0},

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = ['lifted']
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
-MARGIN_UNIT = 'distance'
 FLAGS = {'neg_margin': {}, 'l2': {'at_least': 0}}
 
 

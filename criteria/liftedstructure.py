@@ -6,7 +6,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
-MARGIN_UNIT = 'distance'
 FLAGS = {'neg_margin': {}, 'l2': {'at_least': 0}}
 
 

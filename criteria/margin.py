@@ -13,7 +13,6 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = True
 ACCEPTS_MASKS = True            # it has a formula for masks of pairs, too, as `all` gives them
-MARGIN_UNIT = 'distance'
 FLAGS = {
     'margin': {},
     'beta': {'default': 1.2, 'help': 'initial value of beta, the distance that separates positive from negative pairs'},

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
-MARGIN_UNIT = 'distance'
 FLAGS = {'margin_alpha_1': {}, 'margin_alpha_2': {}}
 
 

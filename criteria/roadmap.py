@@ -14,7 +14,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
-MARGIN_UNIT = 'cosine'
 FLAGS = {
     'tau': {'above': 0},
     'rho': {'at_least': 0},

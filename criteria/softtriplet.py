@@ -12,7 +12,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
-MARGIN_UNIT = 'cosine'
 FLAGS = {
     'n_centroids': {'default': 2, 'at_least': 1, 'help': 'number of centres per class'},
     'margin_delta': {},

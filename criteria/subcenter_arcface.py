@@ -17,7 +17,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
-MARGIN_UNIT = 'radian'
 FLAGS = {
     'n_centers': {'default': 3, 'at_least': 1, 'help': 'number of centres per class'},
     'angular_margin': {},

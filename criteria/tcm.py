@@ -13,7 +13,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
-MARGIN_UNIT = 'cosine'
 FLAGS = {
     'margin_pos': {},
     'margin_neg': {},

@@ -14,7 +14,6 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True            # it has a formula for masks of pairs, too, as `all` gives them
-MARGIN_UNIT = 'distance^power'  # power: --loss_triplet_power
 FLAGS = {'margin': {}, 'power': {'above': 0}, 'active_only': {}}
 
 

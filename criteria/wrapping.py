@@ -97,6 +97,9 @@ def build_sum(opt, batchminer):
     flags = parts(opt)
     if opt.loss_weights and len(opt.loss_weights) != len(flags):
         raise UserError(f'--loss_weights: expected one for each loss of --loss {opt.loss}, not {len(opt.loss_weights)}')
+    if opt.loss_weights and not any(opt.loss_weights) and not chosen(opt, AROUND_THE_SUM):
+        raise UserError(f'--loss_weights {" ".join(map(str, opt.loss_weights))}: nothing would be trained; give at '
+                        'least one other than 0')
     for position, part in enumerate(flags):
         part.loss_pml_args = [pml.arguments(opt, 'loss', position, 'pml')]
         part.loss_torch_args = [pml.arguments(opt, 'loss', position, 'torch')]

@@ -41,7 +41,10 @@ def chosen_later(opt):
 
 
 def distinct(opt):
-    """What never repeats in a batch of --data_sampler: 'classes' (one group of images per class), 'images', or None."""
+    """
+    What never repeats in a batch of --data_sampler: 'classes' (there is one group of --samples_per_class images per
+    class), 'groups' (there may be several of a class), 'images', or None.
+    """
     return getattr(choose(SAMPLERS, opt.data_sampler, '--data_sampler'), 'DISTINCT', None)
 
 

@@ -4,6 +4,8 @@ import itertools
 
 import torch
 
+DISTINCT = 'groups'             # of images of a class, which may have several in a batch
+
 
 class Sampler(torch.utils.data.Sampler):
     """

@@ -295,7 +295,6 @@ def page(kind, name):
     module = registry[name]
     about, _, differs = inspect.cleandoc(module.__doc__).partition('\n\nDiffers: ')
     function = documented_function(kind, module)
-    unit = getattr(module, 'MARGIN_UNIT', None)
     return '\n'.join([
         f'# {name}', '', re.sub(r'(https?://\S+?)([,.;)]*)(\s|$)', r'<\1>\2\3', about), '',
         f'`--{flag} {name}`, in `{folder}/{Path(module.__file__).name}`; [all {kind}](../../{INDEX[kind]}).', '',
@@ -303,7 +302,6 @@ def page(kind, name):
         '``` {.text .wrapped}', formula_text(function.__doc__), '```', '',
         '## Code', '', '```python', inspect.getsource(function).rstrip(), '```', '',
         '## Flags', '', flags_table(kind, name), '',
-        *([f'The unit of the margin: {unit}.', ''] if unit else []),
         '## Where public implementations differ', '', differs or 'No difference is known.', '',
         '## In your own loop', '', 'By torch.hub, from a checkout REPO ([own_loop.md](../../own_loop.md)):', '',
         '```python', two_lines(kind, name), '```', '', 'With its file copied alone:', '',

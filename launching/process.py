@@ -4,6 +4,7 @@ One run as a process of its own: started or resumed, and visible to other launch
 The process outlives the launcher. It holds the lock of the log as long as it lives, so that no run is started twice.
 """
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,9 @@ except ImportError:                                               # Windows has 
 
 MAIN = Path(__file__).resolve().parents[1] / 'main.py'
 EXIT = 'Launch_Runs.py: exit code'                                # the last line of a log whose run has ended
+STARTED = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ')           # the first line of each process in the log
+SENTENCE = re.compile(r'main\.py: (?:error|the run failed): (.+)')
+ERROR = re.compile(r'([\w.]*(?:Error|Exception|Interrupt)(?:: .+)?)$')            # the last line of a traceback
 LOST = 255                         # exit code of a forked run whose server was killed: the run itself continues
 STOPPED = 130                                                     # exit code of a run that was interrupted
 GRACE = 60                                                        # seconds for an interrupted run to end by itself
@@ -113,6 +117,21 @@ def last_lines(run, n=5):
     """The last n lines that the run printed, indented."""
     printed = [line for line in lines_of_log(run) if line.strip() and EXIT not in line]
     return '\n'.join(f'    {line}' for line in printed[-n:])
+
+
+def reason(run):
+    """
+    Why the last process of the run failed, from its log: the sentence of main.py's error, or the last line of the
+    traceback's error, or the last line of all.
+    """
+    printed = [line for line in lines_of_log(run) if line.strip() and EXIT not in line]
+    started = max((number for number, line in enumerate(printed) if STARTED.match(line)), default=-1)
+    printed = printed[started + 1:] or ['it printed nothing']
+    for pattern in (SENTENCE, ERROR):
+        found = [match[1] for match in map(pattern.match, printed) if match]
+        if found:
+            return found[-1]
+    return printed[-1].strip()
 
 
 def lines_of_log(run):

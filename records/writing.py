@@ -133,7 +133,7 @@ class Records:
 
 def progress(epoch, trained, evaluated, storage_metrics):
     """The line that is printed after an epoch: the loss, and --storage_metrics and MAP@R on validation and test."""
-    parts = [f'epoch {epoch:>3}'] + ([f'loss {trained[columns.LOSS]:.4f}'] if epoch else ['untrained'])
+    parts = [f'epoch {epoch:>3}'] + ([f'loss {trained[columns.LOSS]:.4f}'] if epoch else ['before training'])
     metrics = dict.fromkeys([*storage_metrics, 'map_at_r'])
     for name in [Column(split, metric).name for split in ('val', 'test') for metric in metrics]:
         if name in evaluated:

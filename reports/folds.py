@@ -150,8 +150,8 @@ def notes_on(ensembles):
         if len(ensemble.members) < ensemble.n_expected:
             notes.append((ensemble.dataset, f'{ensemble.method}, seed {ensemble.seed}: {len(ensemble.members)} of '
                           f'{ensemble.n_expected} folds'))
-        notes += [(ensemble.dataset, f'{ensemble.method}, seed {ensemble.seed}, fold {member.fold}: the untrained '
-                   'network was the best by validation') for member in ensemble.members if member.epoch == 0]
+        notes += [(ensemble.dataset, f'{ensemble.method}, seed {ensemble.seed}, fold {member.fold}: the network '
+                   'before training was the best by validation') for member in ensemble.members if member.epoch == 0]
     settings = {}
     for ensemble in ensembles:
         for member in ensemble.members:

@@ -128,7 +128,8 @@ def test_reproduce_starts_anew_with_the_same_settings(trained, run, tmp_path, ca
     (['--loss', 'triplet', '--batch_mining', 'none'], '--loss triplet needs a miner'),
     (['--data_sampler', 'hierarchical'], '--data_sampler hierarchical needs the super-class of each training class'),
     (['--loss', 'happier'], '--loss happier needs the super-classes of the training classes'),
-    (['--patience', '3'], '--patience needs a validation split'),
+    (['--patience', '25'], '--patience stops by a validation split, never by the test split, and no validation split '
+                           'is evaluated: add --use_tv_split or --split_scheme class_folds'),
     (['--split_scheme', 'class_folds', '--n_folds', '7'], '--n_folds 7: only 6 of the 12 classes are not test classes'),
     (['--split_scheme', 'mlrc', '--n_folds', '7'], 'the val split is empty (12 classes in all, --split_scheme mlrc'),
     (['--split_scheme', 'predefined'], '--split_scheme predefined: folder has no official split'),
@@ -465,6 +466,53 @@ def test_one_image_per_class_is_refused(quick, run, lone, tmp_path, capsys):
     quick = [*quick, *FEW, '--bs', '6', '--samples_per_class', '1', '--n_epochs', '1']
     assert run(*quick, '--loss', 'softmax') == 0
     assert run(*quick, '--loss', 'triplet', '--data_sampler', 'full_random') == 0
+
+
+@pytest.mark.parametrize('sampler', ['class_random', 'balanced', 'greedy_coreset', 'd2_coreset', 'fid_batchmatch'])
+def test_batches_of_one_class_are_refused(sampler, quick, run, tmp_path, capsys):
+    quick = [*quick, *FEW, '--n_epochs', '1', '--data_sampler', sampler, '--samples_per_class', '4']
+    for batch in (['--bs', '4'], ['--bs', '8', '--views', '2']):
+        assert run(*quick, '--loss', 'triplet', *batch) == 2
+        error = capsys.readouterr().err
+        assert f'--samples_per_class 4: with {" ".join(batch[:2])}' in error and ('and --views 2' in error) == (
+            '--views' in batch)
+        assert 'a batch has one class only, and --loss triplet compares images of at least two' in error
+    assert not (tmp_path / 'runs').exists()
+
+
+@pytest.mark.parametrize('flags', ['--loss softmax', '--loss supcon --xbm_size 24', '--loss triplet --bs 8',
+                                   '--loss triplet --data_sampler full_random', '--loss triplet --n_epochs 0'])
+def test_batches_of_one_class_are_taken_where_they_work(flags, quick, run):
+    assert run(*quick, *FEW, '--n_epochs', '1', '--bs', '4', '--samples_per_class', '4', *flags.split()) == 0
+
+
+def test_weights_that_are_all_zero_are_refused(quick, run, tmp_path, capsys):
+    quick = [*quick, *FEW, '--n_epochs', '1']
+    for loss, weights in (('softmax', ['0']), ('softmax+supcon', ['0', '0.0'])):
+        assert run(*quick, '--loss', loss, '--loss_weights', *weights) == 2
+        assert 'nothing would be trained; give at least one other than 0' in capsys.readouterr().err
+    assert not (tmp_path / 'runs').exists()
+    assert run(*quick, '--loss', 'softmax', '--loss_weights', '-1') == 0
+
+
+def test_queries_of_other_classes_than_the_gallery_are_refused_in_a_sentence(quick, run, tmp_path, capsys):
+    """As where the file of the queries was written by another program, which numbers the classes on its own."""
+    source = draw_classes(tmp_path / 'split' / 'images', 12, 4).parent
+    rows = [f'images/class_{c:02d}/{i}.png,{c},train\n' for c in range(6) for i in range(4)]
+    rows += [f'images/class_{c:02d}/{i}.png,{f"p{c:04d}" if i else c},{"gallery" if i else "query"}\n'
+             for c in range(6, 12) for i in range(4)]
+    (source / 'images.csv').write_text('path,label,split\n' + ''.join(rows))
+    assert run(*quick, *FEW, '--source_path', source, '--csv', source / 'images.csv',
+               '--split_scheme', 'predefined', '--n_epochs', '1') == 2
+    error = capsys.readouterr().err
+    assert ('no class of the query images, such as 10, is in the gallery, with classes such as p0006; their labels '
+            'must agree') in error and 'two images or more' not in error
+
+
+def test_the_network_before_training_is_called_so(quick, run, capsys):
+    """It may be pretrained, or trained by another run."""
+    assert run(*quick, '--n_epochs', '0') == 0
+    assert '\nepoch   0  before training  ' in capsys.readouterr().out
 
 
 def test_a_query_without_a_positive_is_counted_in_a_sentence(quick, run, tmp_path, capsys):

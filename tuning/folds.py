@@ -64,7 +64,7 @@ class Folds:
                 stopping.sleep(POLL)
                 for run, code in self.pool.collect():
                     if code:
-                        raise TrialFailed(f'{run.savename}: exit code {code}: {process.last_lines(run, 1).strip()}')
+                        raise TrialFailed(f'{run.savename}: exit code {code}: {process.reason(run)}')
                     self.over.add(run.name)
                 self.report()
                 self.show_epochs()

@@ -13,8 +13,8 @@ from optuna.distributions import (
 )
 
 import parameters
-from utilities import command_line
-from utilities.errors import UserError, nearest
+from utilities import command_line, flag_hints
+from utilities.errors import UserError
 from utilities.flag_help import facts
 
 TUNABLE = ('network', 'training', 'batch creation', 'batch mining', 'losses')         # groups of flags
@@ -38,7 +38,7 @@ def parse(words):
     parser, (flag, *rest) = parameters.build(), words
     flags, name = {action.dest: facts(action) for action in parser._actions}, base_flag(flag)
     if name not in flags:
-        raise UserError(f'--tune {flag}: unknown flag{nearest(name, flags)}')
+        raise UserError(f'--tune {flag}: unknown flag{flag_hints.unknown(name, flags)}')
     if name != flag and not flags[name].arguments_of:
         raise UserError(f'--tune {flag}: --{name} takes no YAML mapping; leave {flag.removeprefix(name)} out')
     if name not in [*command_line.flags_in_groups(parser, *TUNABLE), 'augmentation']:
@@ -82,11 +82,14 @@ def choices(parser, flag, rest, where):
 
 
 def numbers(parser, flag, rest, where):
-    """The distribution of LOW HIGH [log] [int]."""
-    ends, scale = rest[:2], rest[2:]
-    if len(ends) < 2 or set(scale) - {'log', 'int'} or len(set(scale)) < len(scale):
-        raise UserError(f'{where}: expected --tune {flag} LOW HIGH [log] [int], or --tune {flag} A,B,C; negative '
-                        'numbers as -0.1, without an exponent, and not first in a list')
+    """The distribution of LOW HIGH [log] [int [STEP]]."""
+    ends, scale, step = rest[:2], rest[2:], 1
+    if scale[-2:-1] == ['int'] and scale[-1] != 'log':
+        step = scale.pop()
+    if len(ends) < 2 or set(scale) - {'log', 'int'} or len(set(scale)) < len(scale) or not str(step).isdecimal():
+        raise UserError(f'{where}: expected --tune {flag} LOW HIGH [log] [int [STEP]], or --tune {flag} A,B,C; '
+                        'negative numbers as -0.1, without an exponent, and not first in a list')
+    step = int(step)
     kind = int if 'int' in scale else float
     try:
         low, high = map(kind, ends)
@@ -102,8 +105,14 @@ def numbers(parser, flag, rest, where):
         raise UserError(f'{where}: --{flag} takes whole numbers; write --tune {flag} {ends[0]} {ends[1]} int')
     for end in (low, high):
         require_accepted(parser, flag, end, where)
-    make = IntDistribution if kind is int else FloatDistribution
-    return make(low, high, log='log' in scale)
+    if kind is float:
+        return FloatDistribution(low, high, log='log' in scale)
+    if step < 1 or step > 1 and 'log' in scale:
+        raise UserError(f'{where}: STEP must be at least 1, and a log range has none')
+    if (high - low) % step:
+        raise UserError(f'{where}: steps of {step} from {low} do not reach {high}; give {high - (high - low) % step} '
+                        'as HIGH')
+    return IntDistribution(low, high, log='log' in scale, step=step)
 
 
 def require_accepted(parser, flag, value, where):
@@ -129,9 +138,11 @@ def grid(tuned, n_points):
             axes[flag] = of.choices
             continue
         values = np.geomspace(of.low, of.high, n_points) if of.log else np.linspace(of.low, of.high, n_points)
-        is_whole = isinstance(of, IntDistribution)
-        axes[flag] = list(dict.fromkeys(int(round(value)) if is_whole else min(max(float(value), of.low), of.high)
-                                        for value in values))
+        if isinstance(of, IntDistribution):
+            values = [of.low + of.step * round((value - of.low) / of.step) for value in values]
+        else:
+            values = [min(max(float(value), of.low), of.high) for value in values]
+        axes[flag] = [*dict.fromkeys(values)]
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
@@ -143,7 +154,7 @@ def suggest(trial, tuned):
             params[flag] = trial.suggest_categorical(flag, of.choices)
         else:
             suggest_number = trial.suggest_int if isinstance(of, IntDistribution) else trial.suggest_float
-            params[flag] = suggest_number(flag, of.low, of.high, log=of.log)
+            params[flag] = suggest_number(flag, of.low, of.high, step=of.step, log=of.log)
     return params
 
 
@@ -159,4 +170,7 @@ def shown(distribution):
     of = json_to_distribution(json.dumps(distribution))
     if isinstance(of, CategoricalDistribution):
         return ','.join(of.choices)
-    return ' '.join([str(of.low), str(of.high), *['log'][:of.log], *['int'][:isinstance(of, IntDistribution)]])
+    words = [str(of.low), str(of.high), *(['log'] if of.log else [])]
+    if isinstance(of, IntDistribution):
+        words += ['int', *([str(of.step)] if of.step > 1 else [])]
+    return ' '.join(words)

@@ -90,7 +90,24 @@ def plot(search, study):
         if importlib.util.find_spec('plotly'):
             page = getattr(optuna.visualization, function)(study, **options, target_name=f'validation {search.metric}')
             page.write_html(folder / f'{name}.html')
-    print(f'plots: {folder}' + ('' if len(several) > 1 else ' (contours and importances need two tuned flags)'))
+    print(f'plots: {folder}' + ('' if len(several) > 1 else f' ({without_contours(search, study)})'))
+
+
+def without_contours(search, study):
+    """Why there are no plots of two flags."""
+    if len(search.tuned) == 1:
+        return 'contours and importances need two tuned flags'
+    n_finished, n_over = len(trials.finished(study)), sum(map(trials.is_counted, study.trials))
+    return ('contours and importances need finished trials with several values of two flags; '
+            f'{n_finished} of {n_over} trials finished')
+
+
+def without_success(search, study):
+    """The message about a search in which no trial has finished."""
+    over = [trial for trial in study.trials if trials.is_counted(trial)]
+    reasons = [trial.user_attrs['reason'] for trial in over if 'reason' in trial.user_attrs]
+    last = f', the last one that failed: {reasons[-1]}' if reasons else ''
+    return f'{search.folder}: none of the {len(over)} trials has succeeded{last}; trials.csv has all reasons'
 
 
 def optuna_plots(flags):

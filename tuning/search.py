@@ -155,7 +155,7 @@ def run(opt, others):
     report.summarise(search, study)
     best = trials.best_trial(study)
     if best is None:
-        raise UserError(f'{search.folder}: no trial has finished; see its trials.csv')
+        raise UserError(report.without_success(search, study))
     states = collections.Counter(trial.state.name.lower() for trial in study.trials if trials.is_counted(trial))
     print(f'{search.name}: {", ".join(f"{n} {state}" for state, n in states.items())}; best {trials.trial_name(best)}, '
           f'{search.metric} {best.value:.4f} with {", ".join(report.trial_settings(best))}\n'

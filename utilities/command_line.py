@@ -10,7 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from utilities.errors import UserError, nearest
+from utilities import flag_hints
+from utilities.errors import UserError
 from utilities.flag_help import Facts, Formatter, Help, PrintCompletion, facts
 from utilities.method_flags import expected_number
 
@@ -33,13 +34,34 @@ class Parser(argparse.ArgumentParser):
             if not is_text(argument):
                 raise UserError(f'{shortened(ascii(argument))}: a flag cannot contain a NUL byte or bytes that are '
                                 'not UTF-8; rename the file or folder')
+        self.refuse_habits(args)
         return super().parse_known_args(args, namespace)
 
     def error(self, message):
         if message.startswith('unrecognized arguments: --'):
-            flag = message.split()[2].split('=')[0].removeprefix('--')
-            message = f'--{flag}: unknown flag{nearest(flag, known_flags(self))}'
+            found = [word.split('=')[0].removeprefix('--') for word in message.split() if word.startswith('--')]
+            message = '\n'.join(f'--{flag}: unknown flag{flag_hints.unknown(flag, known_flags(self))}'
+                                for flag in dict.fromkeys(found))
         raise UserError(message.removeprefix('argument '))
+
+    def refuse_habits(self, arguments):
+        """Raises UserError for a list that is given in brackets, as in `[30, 55]`, and for ~ that no shell replaced."""
+        values = {}                                                           # argument with the flag -> its values
+        for argument in arguments:
+            if argument.startswith('--'):
+                argument, _, value = argument.partition('=')
+                values[argument] = [value] if value else []
+            elif values:
+                values[[*values][-1]].append(argument)
+        for flag, given in values.items():
+            action, text = self._option_string_actions.get(flag), ' '.join(given)
+            if action is not None and text.startswith('~/'):
+                raise UserError(f'{flag} {shortened(text)}: ~ is not replaced by the home folder here; give the whole '
+                                f'path, or let the shell replace it: {flag} ~/..., without = and quotes')
+            takes_list = action is not None and (action.nargs == '+' or isinstance(action.nargs, int))
+            if takes_list and text.startswith('[') and text.endswith(']'):
+                raise UserError(f'{flag} {shortened(text)}: give the values without brackets and commas, as {flag} '
+                                f'{shortened(" ".join(text.strip("[]").replace(",", " ").split()))}')
 
 
 def is_text(value):
@@ -236,7 +258,7 @@ def known(parser, settings, where, excluded=()):
     names = set(known_flags(parser)) - {'help', 'print_completion', *excluded}
     for name in settings:
         if name not in names:
-            raise UserError(f'{where}: {name}: unknown flag{nearest(str(name), known_flags(parser))}')
+            raise UserError(f'{where}: {name}: unknown flag{flag_hints.unknown(str(name), known_flags(parser))}')
     try:
         parser.parse_args(tokens(settings))
     except UserError as error:

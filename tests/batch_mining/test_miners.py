@@ -141,12 +141,12 @@ TAKES_ANY_MINER = [loss for loss, module in criteria.CRITERIA.items()
 @pytest.mark.parametrize('loss', TAKES_ANY_MINER)
 def test_semihards_window_is_the_losss_margin_in_its_unit_unless_its_own_flag_says_else(loss, opt):
     """On embeddings of norm 1 and mean 0 a ratio of variances is a squared distance."""
-    powers = {'distance': 1, 'distance^power': 1.5, 'variance ratio': 2}
+    powers = {'triplet': 1.5, 'snr': 2}
     flags = opt(loss=loss, batch_mining='semihard', loss_triplet_power=1.5)
     expected = .2, 2
     if hasattr(flags, f'loss_{loss}_margin'):
         setattr(flags, f'loss_{loss}_margin', .35)
-        expected = .35, powers[criteria.CRITERIA[loss].MARGIN_UNIT]
+        expected = .35, powers.get(loss, 1)
     miner = batch_mining.select(flags)
     assert (miner.margin, miner.power) == expected
     flags.miner_semihard_margin = .3

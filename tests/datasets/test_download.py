@@ -88,7 +88,7 @@ def test_of_two_processes_one_downloads(server, monkeypatch, tmp_path, capfd):
     server.content, start = tar_of({'a.txt': b'x'}), download.download
 
     def slowly(url, partial):
-        time.sleep(.5)
+        time.sleep(2)                                                  # until both processes have begun
         start(url, partial)
 
     monkeypatch.setattr(download, 'download', slowly)

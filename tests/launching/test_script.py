@@ -1,5 +1,8 @@
 """launching/script.py: which files are scripts of runs, what their commands are, and which of them are executed."""
+import os
+import random
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,7 @@ ROOT = Path(__file__).parents[2]
      [['--source', '/data/x', '--loss_pml_args', '{a: 1}']]),
     ('"""===== Baseline Runs --- CUB200-2011 ====="""\npython main.py --source ${DATAPATH} --gpu 0\n\n### more\n',
      [['--source', '/data', '--gpu', '0']]),
-    ('gpu=$1\nexport root="$DATAPATH/my data"  # where it is\npython main.py --gpu $gpu --source $root/i --group ""',
+    ('gpu="$1"\nexport root="$DATAPATH/my data" # where it is\npython main.py --gpu $gpu --source "$root/i" --group ""',
      [['--gpu', '3', '--source', '/data/my data/i', '--group', '']]),
     ('DATAPATH=/here\npython main.py --source $DATAPATH', [['--source', '/here']]),         # as in a shell
     ('python main.py --group "a;b $QUOTED"', [['--group', 'a;b "; x #']]),
@@ -48,6 +51,99 @@ def test_what_is_no_script_of_runs(text, sentence, tmp_path, monkeypatch):
     (tmp_path / 'runs.sh').write_text(text)
     with pytest.raises(UserError, match=sentence):
         script.commands(tmp_path / 'runs.sh')
+
+
+# The program of a line is a function that prints its arguments, each ended by a byte 0.
+BASH = 'python() { shift; [ $# = 0 ] || printf "%s\\0" "$@"; }\n'
+VALUES = {'HOME': '/home/a b', 'EMPTY': '', 'TWO': ' --bs  8 ', 'ROOT': '/data', 'ODD': 'a\\b$c"d',
+          'PATH': os.environ['PATH']}
+
+
+def by_bash(text, folder, **values):
+    """The arguments as bash reads them; None where it refuses the text."""
+    done = subprocess.run(['bash', '-c', BASH + text], cwd=folder, env=VALUES | values, capture_output=True, timeout=20)
+    return None if done.returncode else done.stdout.decode().split('\0')[:-1]
+
+
+@pytest.fixture()
+def read(tmp_path, monkeypatch):
+    """text -> the arguments of its only run."""
+    for name, value in VALUES.items():
+        monkeypatch.setenv(name, value)
+
+    def read(text):
+        (tmp_path / 'runs.sh').write_text(text)
+        return script.commands(tmp_path / 'runs.sh')[0]
+    return read
+
+
+@pytest.mark.parametrize('line', [
+    # as in the public code, and as its users write it
+    'python main.py --dataset cub200 --kernels 6 --source $HOME/Datasets --n_epochs 150 --tau 55 --gamma 0.1',
+    'python main.py --kernels 6 --source "$HOME/Datasets" --group CUB_Margin --seed 0',
+    'datapath="$HOME/my data"\npython main.py --dataset cub200 --source "$datapath" --gpu 0 --bs 112 \\\n --loss npair',
+    'python main.py --source ~/Datasets --save_path ~', 'data=~/Datasets\npython main.py --source "$data"',
+    'python main.py --source a~/b x~', "python main.py --source '~/Datasets' \\~ \"~/x\"",
+    "python main.py --group '$ROOT' '\\$ROOT' 'a\"b' a'b c'd", 'python main.py --group \\$ROOT "\\$ROOT" \\"a\\" a\\ b',
+    'python main.py --loss_pml_args "{margin: 0.1, swap: true}" --group "a*b" \'{a,b}\' \\*',
+    'python main.py {a: 1} a,b {a}', 'python main.py "a\\b" "a\\\\b" a\\b "\\n" "it\'s"',
+    'python main.py $TWO --group a$TWO.b $EMPTY "$EMPTY" "$TWO" ${ROOT}x $ROOT/$EMPTY',
+    'more="--bs 8 --seed 1"\nall=$more\npython main.py $all', 'python main.py $ODD "$ODD"',
+    'python main.py --group a#b # c \\\n', "# don't \\\npython main.py --group 'two\nlines' ab\\\ncd \"e\\\nf\"",
+    'python main.py --seed 1 \\\n', "#it's\n\n\tpython\tmain.py  --group ''\n",
+])
+def test_a_line_is_read_as_bash_reads_it(line, read, tmp_path):
+    assert read(line) == by_bash(line, tmp_path)
+
+
+@pytest.mark.parametrize('line, sentence', [
+    ('python main.py --splits *.json', r'replace \*.json by names of files or by several words; write it in quotes'),
+    ('python main.py --splits_to_eval [test]', r'replace \[test\] by'),
+    ('python main.py --loss_pml_args {alpha:2,beta:50}', 'replace {alpha:2,beta:50} by'),
+    ('python main.py --seed {0..4}', 'replace {0..4} by'), ('python main.py --source ~root/data', 'only a shell'),
+    ('python main.py --source=~/data', 'only a shell can interpret --source=~/data'),
+    ("python main.py --group $'a'", 'only a shell'), ('python main.py --group a$', 'only a shell'),
+    ('all="*.py"\npython main.py $all', r'value of \$all, \*.py, by names of files; write "\$all"'),
+    ('python main.py --seed 1 \\', 'only a shell'), ("python main.py --group 'a", 'no closing quotation'),
+])
+def test_a_line_that_bash_would_change_is_refused(line, sentence, read):
+    with pytest.raises(UserError, match=sentence):
+        read(line)
+
+
+def test_a_run_script_in_the_form_of_the_public_code(tmp_path, monkeypatch, capsys):
+    """Its quotes, its headings, and lines as its users change them: each run is the one that bash would start."""
+    text = r'''datapath="$HOME/Datasets"
+"""============= Baseline Runs --- CUB200-2011 ===================="""
+python main.py --dataset cub200 --kernels 6 --source $HOME/Datasets --n_epochs 150 --log_online --project Revisit \
+  --group 'CUB Margin' --seed 0 --gpu $gpu --bs 112 --samples_per_class 2 --loss margin --batch_mining distance
+python main.py --dataset cub200 --kernels 6 --source "$datapath" --seed 1   # don't change
+### Specific Margin Setting
+python main.py --dataset cars196 --source ~/Datasets --group "CARS_\$5" --seed 2 --tau 30 55
+'''
+    monkeypatch.setenv('HOME', '/home/someone')
+    monkeypatch.setenv('gpu', '0')
+    (tmp_path / 'runs.sh').write_text(text)
+    read = script.commands(tmp_path / 'runs.sh')
+    heading, rest = re.search('^""".*\n', text, re.MULTILINE)[0], re.sub('^""".*\n', '', text, flags=re.MULTILINE)
+    assert heading and sum(read, []) == by_bash(rest, tmp_path, HOME='/home/someone', gpu='0')
+    assert read[1][5] == read[0][5] == read[2][3] == '/home/someone/Datasets'
+    assert Launch_Runs.main([str(tmp_path / 'runs.sh'), '--dry_run']) == 0
+    assert '3 runs; all command lines are valid.' in capsys.readouterr().out
+
+
+def test_a_random_line_is_read_as_bash_reads_it_or_refused(read, tmp_path):
+    pieces, draw, n_read = ['a', '1', ' ', ' ', '"', "'", '\\', '$', '~', '/', '{', ',', '}', '#', '=', ':', '\n', '*',
+                            '$ROOT', '$TWO', '${EMPTY}', '$ODD', '"$TWO"', '|', '..'], random.Random(0), 0
+    for _ in range(150):
+        line = 'python main.py ' + ''.join(draw.choices(pieces, k=draw.randrange(1, 8)))
+        try:
+            found = read(line)
+        except UserError:
+            continue
+        n_read += 1
+        assert found == by_bash(line, tmp_path), line
+    assert n_read > 30
 
 
 @pytest.mark.parametrize('text', [

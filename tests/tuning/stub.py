@@ -38,7 +38,7 @@ for epoch in range(len(lines) - 1, flags['n_epochs'] + 1):
     write('log.csv', '\\n'.join(lines) + '\\n')
     time.sleep(PACE)
     if 0.8 < margin <= 0.9:
-        print('main.py: the run failed: the loss is nan')
+        print('main.py: the run failed: the loss is nan\\nThe last checkpoint: here. To continue: python main.py')
         sys.exit(1)
 write('summary.json', json.dumps({'finished': True, 'last_epoch': {'epoch': flags['n_epochs']}}))
 '''

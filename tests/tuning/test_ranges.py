@@ -1,6 +1,7 @@
 """tuning/ranges.py: the grid, and what --tune refuses."""
 import itertools
 
+import optuna
 import pytest
 
 from tuning import ranges
@@ -16,6 +17,16 @@ def test_the_grid_has_all_combinations():
     for point, (lr, bs, optim) in zip(points, expected, strict=True):
         assert point == {'lr': pytest.approx(lr), 'bs': bs, 'optim': optim}
         assert 1e-4 <= point['lr'] <= 1e-2
+
+
+def test_whole_numbers_have_a_step():
+    tuned = dict([ranges.parse('bs 8 112 int 8'.split())])
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = {ranges.suggest(study.ask(), tuned)['bs'] for _ in range(200)}
+    assert drawn == {*range(8, 113, 8)}
+    assert [point['bs'] for point in ranges.grid(tuned, 5)] == [8, 32, 56, 88, 112]
+    assert ranges.shown(ranges.stored(tuned['bs'])) == '8 112 int 8'
+    assert ranges.shown(ranges.stored(ranges.parse('bs 8 112 int'.split())[1])) == '8 112 int'
 
 
 def test_a_choice_that_main_refuses_is_refused():

@@ -9,6 +9,7 @@ import yaml
 import configuration
 import effects
 import Hyperparameter_Search
+from launching import process
 from tests.tuning.stub import TUNE, table_of
 from tuning import optimize, report, search, status
 from utilities.errors import UserError
@@ -22,11 +23,15 @@ from utilities.errors import UserError
     (['--tune', 'lr', 'a', 'b'], 'expected two numbers, not a and b'),
     (['--tune', 'lr', '-1', '1'], '--lr: expected a number of at least 0, not -1'),
     (['--tune', 'bs', '6', '12'], 'write --tune bs 6 12 int'),
-    (['--tune', 'lr', '1', '2', 'lin'], 'LOW HIGH [log] [int]'),
+    (['--tune', 'lr', '1', '2', 'lin'], 'LOW HIGH [log] [int [STEP]]'),
     (['--tune', 'optim', 'adam,adam'], 'two choices or more'),
     (['--tune', 'optim', 'adam,adamm'], '--optim: adamm is unknown; choose from '),
     (['--tune', 'seed', '1', '5', 'int'], 'not a flag to tune'),
     (['--tune', 'lr', '1e-4', '1', '--tune', 'lr', '1e-3', '1'], '--tune lr: given twice'),
+    (['--tune', 'bs', '8', '112', 'int', '5'], 'steps of 5 from 8 do not reach 112; give 108 as HIGH'),
+    (['--tune', 'bs', '8', '112', 'int', '0'], 'STEP must be at least 1'),
+    (['--tune', 'bs', '8', '112', 'log', 'int', '8'], 'a log range has none'),
+    (['--tune', 'bs', '8', '112', 'int', 'x'], '[int [STEP]]'),
     ([], 'at least one --tune'),
     ([*TUNE, '--n_folds', '20'], '--n_folds 20: only 6 of the 12 classes are not test classes'),
     ([*TUNE, '--split_scheme', 'mlrc', '--n_folds', '7'], 'the val split is empty'),
@@ -100,7 +105,7 @@ def test_the_first_trial_that_fails_is_recorded_with_its_reason(flags, stub, cap
     assert Hyperparameter_Search.main([*flags, *tune]) == 0
     rows = {row['loss_triplet_margin']: row for row in table_of(folder)}
     assert [rows[margin]['state'] for margin in ('0.1', '0.85', '0.95')] == ['complete', 'fail', 'fail']
-    assert 'exit code 1: main.py: the run failed: the loss is nan' in rows['0.85']['reason']
+    assert 'trial_0001_fold0_s1: exit code 1: the loss is nan' in rows['0.85']['reason']
     assert 'val_map_at_r is not a number in any epoch' in rows['0.95']['reason']
     assert 'failed: trial_0001_fold0_s1' in capsys.readouterr().out
 
@@ -114,6 +119,49 @@ def test_a_search_in_which_everything_fails_ends(flags, stub, capsys):
     (folder / 'main.py').write_text(repaired)                       # the reason was not in the settings
     assert Hyperparameter_Search.main([*flags, '--tune', 'loss_triplet_margin', '0.81', '0.89', '--n_trials', '4']) == 0
     assert len(table_of(folder)) == 4
+
+
+def test_a_search_without_success_says_so_and_why(flags, stub, capsys):
+    stub()
+    assert Hyperparameter_Search.main([*flags, '--tune', 'loss_triplet_margin', '0.81', '0.89', '--n_trials', '2']) == 2
+    error = capsys.readouterr().err
+    assert 'none of the 2 trials has succeeded, the last one that failed: trial_0001_fold0_s1: exit code 1: ' in error
+    assert 'the loss is nan; trials.csv has all reasons' in error and 'contours' not in error
+
+
+def test_missing_plots_are_explained(flags, stub, capsys):
+    stub(has_plots=True)
+    assert Hyperparameter_Search.main([*flags, *TUNE, '--tune', 'decay', '0', '1', '--n_trials', '1']) == 0
+    printed = capsys.readouterr().out
+    assert 'several values of two flags; 1 of 1 trials finished)' in printed and 'need two tuned' not in printed
+
+
+@pytest.mark.parametrize('tail, reason', [
+    # what main.py prints at its end in each case
+    ('''main.py: the run failed: The loss is not finite in epoch 3.
+The last checkpoint: Runs/checkpoint_last.pt. To continue: python main.py --resume Runs
+''', 'The loss is not finite in epoch 3.'),
+    ('''main.py: error: --bs 7 is not divisible by --samples_per_class 2
+wandb: You can sync this run to the cloud by running:
+''', '--bs 7 is not divisible by --samples_per_class 2'),
+    ('''Traceback (most recent call last):
+  File "main.py", line 3, in <module>
+    raise RuntimeError('at first')
+RuntimeError: at first
+Traceback (most recent call last):
+  File "main.py", line 9, in <module>
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+
+''', 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.'),
+    ('epoch 1\nKilled\n', 'Killed'), ('', 'it printed nothing'),
+])
+def test_the_reason_of_a_failed_run(tail, reason, tmp_path):
+    run = SimpleNamespace(log=tmp_path / 'run.log')
+    run.log.write_text('\n2026-01-01 10:00:00 python main.py --seed 1\nmain.py: error: of the attempt before\n'
+                       f'Launch_Runs.py: exit code 2\n\n2026-01-02 10:00:00 python main.py\n{tail}'
+                       'Launch_Runs.py: exit code 1\n')
+    assert process.reason(run) == reason
 
 
 def test_an_extended_grid_has_all_points(flags, stub):

@@ -1,0 +1,82 @@
+"""utilities/flag_hints.py: command lines as users of other programs type them, and the table itself."""
+import re
+import shlex
+
+import pytest
+
+import parameters
+from utilities import command_line, flag_hints
+from utilities.errors import UserError
+
+# the flag that is refused, and what its line says
+MVR = {'batch_size': '--bs', 'mvr_reg': '--loss_dr_triplet_gamma', 'margin': '--loss_triplet_margin',
+       'tnsrbrd_dir': '--save_path', 'model_save_dir': '--save_path', 'exp_name': '--group', 'wdecay': '--decay',
+       'images_per_class': '--samples_per_class'}
+BENCHMARKER = {'experiment_name': '--group', 'loss_funcs~OVERRIDE~': '--loss pml:NAME', 'optimizers': '--embed_optim',
+               'mining_funcs~OVERRIDE~': '--batch_mining pml:NAME', 'config_general': '--config FILE',
+               'bayesian_optimization_n_iter': 'Hyperparameter_Search.py', 'num_epochs_train': '--n_epochs',
+               'lr~LOG_BAYESIAN~': 'Hyperparameter_Search.py', 'root_experiment_folder': '--save_path',
+               'dataset_root': '--source_path'}
+OTHERS = {'epochs': '--n_epochs', 'learning_rate': '--lr', 'num_workers': '--kernels', 'weight-decay': '--decay',
+          'sz-batch': '--bs', 'nb-epochs': '--n_epochs', 'embedding_size': '--embed_dim', 'IPC': '--samples_per_class'}
+
+
+@pytest.mark.parametrize('line, hints', [
+    ('--patience 25 --batch_size 128 --mvr_reg 0.49 --margin 0.27 --loss triplet --tnsrbrd_dir ./runs/exp '
+     '--model_save_dir ./MVR_Triplet/exp --exp_name mvr_triplet --wdecay 0.0 --images_per_class 16 --lr 1e-5', MVR),
+    ("--experiment_name test1 --root_experiment_folder ~/runs --dataset_root=~/data --loss_funcs~OVERRIDE~ "
+     "'{metric_loss: {MultiSimilarityLoss: {alpha~BAYESIAN~: [0.01, 50]}}}' --mining_funcs~OVERRIDE~ {} "
+     "--config_general default daml "
+     "--optimizers '{trunk_optimizer~OVERRIDE~: {RMSprop: {lr: 0.01}}}' --bayesian_optimization_n_iter 50 "
+     '--num_epochs_train 100 --lr~LOG_BAYESIAN~ [0.0001,0.01]', BENCHMARKER),
+    ('--epochs 60 --learning_rate 1e-4 --num_workers 8 --weight-decay 1e-4 --sz-batch 180 --nb-epochs 60 '
+     '--embedding_size 512 --IPC 4', OTHERS),
+])
+def test_each_flag_of_another_program_is_answered_by_the_one_here(line, hints):
+    with pytest.raises(UserError) as refused:
+        parameters.build().parse_args(shlex.split(line))
+    said = dict(answer.split(': unknown flag; ') for answer in str(refused.value).splitlines())
+    assert said.keys() == {f'--{flag}' for flag in hints}
+    assert all(hint in said[f'--{flag}'] for flag, hint in hints.items())
+
+
+def test_a_config_file_gets_the_same_answers(tmp_path):
+    (tmp_path / 'flags.yaml').write_text('batch_size: 32\n')
+    with pytest.raises(UserError, match='flags.yaml: batch_size: unknown flag; here --bs'):
+        command_line.read_config(parameters.build(), tmp_path / 'flags.yaml')
+
+
+def test_the_table_names_flags_that_there_are_for_flags_that_there_are_not():
+    known, names = {*command_line.known_flags(parameters.build())}, ' '.join(flag_hints.HINTS).split()
+    assert len(names) == len({*names}) and not known & {*names}
+    for hint in flag_hints.HINTS.values():
+        assert {*re.findall(r'--(\w+)', hint)} <= known, hint
+
+
+def test_a_program_without_the_flag_does_not_name_it():
+    assert flag_hints.unknown('batch_size', ['gpus']) == ''
+
+
+@pytest.mark.parametrize('line, sentence', [
+    ('--splits_to_eval [test]', '--splits_to_eval [test]: give the values without brackets and commas, as '
+                                '--splits_to_eval test'),
+    ('--tau [30, 55] --lr 1e-5', '--tau [30, 55]: give the values without brackets and commas, as --tau 30 55'),
+    ('--tau=[30,55]', '--tau [30,55]: give the values without brackets and commas, as --tau 30 55'),
+    ('--storage_metrics "[e_recall@1, map_at_r]"', 'as --storage_metrics e_recall@1 map_at_r'),
+    ('--gpu [0]', 'as --gpu 0'), ('--crop_scale [0.16,1]', 'as --crop_scale 0.16 1'),
+])
+def test_brackets_around_values_are_named(line, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        parameters.build().parse_args(shlex.split(line))
+
+
+@pytest.mark.parametrize('words', [['--source_path=~/Datasets'], ['--source', '~/Datasets'], ['--start_from=~/a.pth']])
+def test_a_home_folder_that_the_shell_left_is_named(words):
+    with pytest.raises(UserError, match=r': ~ is not replaced by the home folder here; give the whole path'):
+        parameters.build().parse_args(words)
+
+
+def test_brackets_within_a_value_are_taken():
+    opt = parameters.build().parse_args(['--source_path', '[photos]', '--optim_args', '{betas: [0.9, 0.99]}',
+                                         '--loss_pml_args', '{margin: [1]}'])
+    assert opt.source_path == '[photos]' and opt.optim_args == [{'betas': [0.9, 0.99]}]
