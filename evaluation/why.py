@@ -16,14 +16,17 @@ from utilities.loading import network_input
 def check(opt, network):
     """Raises UserError for --pictures why with a network, or with flags, whose embeddings no places add up to."""
     where = '--pictures why shows what each place of the feature maps adds to an embedding'
-    if opt.pca or network.inner:
-        raise UserError(f'{where}; leave {"--pca" if opt.pca else "--cascade"} out')
+    for flag in ('pca', 'cascade', 'eval_views'):
+        if getattr(opt, flag, None):
+            raise UserError(f'{where}; leave --{flag} out')
     if network.maps is None:
         raise UserError(f'{where}, and --arch {opt.arch} gives only pooled features')
     was_training = network.training
     network.eval()
     with torch.no_grad():
-        image = torch.rand(1, 3, *[network.input_size] * 2, generator=torch.Generator().manual_seed(0))
+        size = network.input_size
+        sides = size if isinstance(size, (list, tuple)) else (size, size)
+        image = torch.rand(1, 3, *sides, generator=torch.Generator().manual_seed(0))
         image = image.to(network.mean.device)
         maps, features = feature_maps(network, image), network(image)[1]
         pooled = pool(network, maps)
