@@ -4,7 +4,7 @@ QUICK = tests/test_parameters.py tests/test_configs.py tests/criteria/test_contr
         tests/batch_mining tests/datasampler/test_samplers.py tests/launching/test_plan.py tests/reports/test_titles.py \
         tests/reports/test_significance.py tests/records/test_columns.py tests/tuning/test_ranges.py
 
-.PHONY: help demo test quick docs regress test-slurm test-postgres toy clean
+.PHONY: help demo test quick docs regress test-device test-slurm test-postgres toy clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -30,6 +30,9 @@ regress: .venv/installed        ## train three methods for some minutes, and com
 	OMP_NUM_THREADS=1 $(BIN)/python Launch_Runs.py Training_Results/regress.sh --workers 2
 	$(BIN)/python Result_Evaluations.py --runs Training_Results/regress --metrics e_recall@1 map_at_r nmi --rows Training_Results/regress.csv
 	$(BIN)/python Result_Evaluations.py --compare studies/rows/regress.csv Training_Results/regress.csv --metrics e_recall@1 map_at_r nmi
+
+test-device: .venv/installed-dev        ## training and evaluation on a simulated accelerator, where it is in ../shared, compared with the CPU
+	PYTHON=$(BIN)/python bash tests/device.sh
 
 test-slurm: .venv/installed     ## as root: install a SLURM of one node, and launch runs on it
 	PYTHON=$(BIN)/python bash tests/slurm.sh

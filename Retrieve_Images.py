@@ -3,6 +3,7 @@ import argparse
 import sys
 
 from utilities import command_line, errors, stopping
+from utilities.machine import DEVICES
 
 
 def add_photos(parser, nargs='+'):
@@ -13,7 +14,7 @@ def add_photos(parser, nargs='+'):
 
 def add_machine(parser):
     add = parser.add_argument
-    add('--device', choices=['auto', 'cpu', 'cuda', 'mps'], default='auto', help='device to compute on, as in main.py')
+    add('--device', choices=[*DEVICES], default='auto', help='device to compute on, as in main.py')
     add('--bs', type=command_line.POSITIVE_INT, default=112, help='number of images that are embedded at once')
     add('--kernels', type=command_line.COUNT, default=6,
         help='number of data loading processes, at most one per processor core; 0 loads in the main process')
@@ -52,7 +53,7 @@ def add_server(parser):
                              'whole network')
     parser.add_argument('--port', type=command_line.number(int, 0, 65535), default=8000,
                         help='port to listen on; 0 means any free one')
-    parser.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], default='auto',
+    parser.add_argument('--device', choices=[*DEVICES], default='auto',
                         help='device to compute on, as in main.py')
 
 

@@ -13,7 +13,7 @@ import resuming
 from architectures import embedding_layer
 from records import checkpoint, published, run_folder
 from utilities import command_line
-from utilities.command_line import given, known, merged, read_config, tokens
+from utilities.command_line import given, known, mappings, merged, read_config, tokens
 from utilities.errors import UserError
 from utilities.namespace import Flags
 
@@ -35,16 +35,17 @@ def parse(arguments, defaults=None, parser=None):
         raise UserError('--resume, --reproduce and --evaluate: give one of them')
     if mode.auto_resume and folders and not mode.resume:
         raise UserError('--auto_resume goes with a training run; leave it out with --reproduce and --evaluate')
-    settings, asked = dict(defaults or {}), {}
+    settings = dict(defaults or {})
+    asked = {}
     for folder in folders:
         settings |= known(parser, recorded_flags(folder), folder, parameters.modes())
     for file in mode.config:
         asked = merged(parser, asked, read_config(parser, file, parameters.modes()))
-    before, typed = merged(parser, settings, asked), given(parser, arguments)
+    before = merged(parser, settings, asked)
+    typed = given(parser, arguments)
     opt = parser.parse_args([*tokens(before, parser), *arguments])
     for name in parameters.flags_with('arguments_of').keys() & before.keys():
-        value = merged(parser, before, typed)[name]
-        setattr(opt, name, [value] if isinstance(value, dict) else value or [])
+        setattr(opt, name, mappings(merged(parser, before, typed)[name]))
     opt.given = [*given(parser, [*tokens(asked, parser), *arguments])]
     if opt.unsupervised and 'samples_per_class' not in opt.given:
         opt.samples_per_class = 1
@@ -95,8 +96,8 @@ def check_methods(opt):
     for registry, names in ((criteria.CRITERIA, opt.loss), (batch_mining.BATCHMINERS, opt.batch_mining),
                             (datasampler.SAMPLERS, opt.data_sampler)):
         for name in names.split('+'):
-            find_problem = getattr(registry.get(name), 'problem', None)
-            sentence = find_problem and find_problem(opt)
+            method = registry.get(name)
+            sentence = method.problem(opt) if hasattr(method, 'problem') else None
             if sentence:
                 raise UserError(sentence)
 
@@ -104,7 +105,7 @@ def check_methods(opt):
 def recorded_flags(place):
     """
     The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported. Those
-    whose flags no longer exist are left out, with a note.
+    whose flags do not exist here, or no longer, are left out, with a note.
     """
     if Path(place).is_file() or published.is_folder(place):
         file = checkpoint.find(place)
@@ -115,7 +116,7 @@ def recorded_flags(place):
         settings = run_folder.read(place)['flags']
     unknown = sorted(settings.keys() - {*command_line.known_flags(parameters.build())})
     if unknown:
-        print(f'Note: {place}: it was recorded with flags that no longer exist, which are left out: '
+        print(f'Note: {place}: it was recorded with flags that do not exist here, which are left out: '
               f'--{", --".join(unknown)}', file=sys.stderr)
     return {name: value for name, value in settings.items() if name not in unknown}
 

@@ -29,8 +29,14 @@ def unread(opt, trained, evaluated):
     """
     if not trained and opt.n_epochs:
         return {}
-    groups = [*TRAINING, *([] if opt.resume else BUILT), *(['evaluation'] if evaluated else [])]
-    values, defaults, flags = vars(opt), parameters.defaults(), parameters.flags_of_group(*groups)
+    groups = [*TRAINING]
+    if not opt.resume:
+        groups += BUILT
+    if evaluated:
+        groups.append('evaluation')
+    flags = parameters.flags_of_group(*groups)
+    defaults = parameters.defaults()
+    values = vars(opt)
     return {name: values[name] for name in opt.given
             if name in flags and not namespace.is_read(opt, name) and values[name] != defaults[name]}
 

@@ -46,15 +46,19 @@ def criterion(loss, miner=None, **settings):
     Args:
         loss:     a name of docs/losses.md; no sum of losses and no `pml:NAME`.
         miner:    for a loss that takes one: a name of docs/miners_and_samplers.md, or a callable (batch [B, D], labels
-                  [B]) -> triplets [T, 3] or two masks [B, B].
+                  [B]) -> triplets [T, 3], two masks [B, B], or the tuples of a miner of pytorch-metric-learning.
         settings: flags of the loss, with or without `loss_<loss>_`; flags of the miner, with `miner_<miner>_`; and
                   what a run takes from its data and its network: `n_classes`, `embed_dim`, `n_features` (pooled
                   features of the backbone), `n_maps` (feature maps), `superclasses` [n_classes, levels],
                   `class_counts` [n_classes] (training images), `lr`. The latter are accepted by every loss, so that
                   one line switches losses; some need them. `lr` is the flag `loss_<loss>_lr` where there is one.
 
-    Returns: a torch.nn.Module, criterion(batch=, labels=) -> scalar. docs/extending.md lists further keywords that
-    some losses take. Its method `parameter_groups()` returns the optimizer groups of its trained parameters, or [].
+    Returns: a torch.nn.Module, criterion(batch, labels, indices_tuple=None) -> scalar, for embeddings [B, D] and labels
+    [B] of any integer type, on the same device or on the CPU. indices_tuple, as in pytorch-metric-learning, takes the
+    place of what the miner of the criterion would select: tensors of indices (anchors, positives, negatives), or, for
+    pairs, (anchors, positives, anchors, negatives), or what miner() returns. docs/extending.md lists further keywords
+    that some losses take. The method `parameter_groups()` returns the optimizer groups of its trained parameters, or
+    [].
 
     Raises TypeError for settings that are unknown or missing, and ValueError for unknown names and wrong values; a call
     raises TypeError or ValueError for a wrong batch or wrong labels.
@@ -72,8 +76,8 @@ def criterion(loss, miner=None, **settings):
         about = _RUN.get(error.name, {}).get('help', 'what the file reads as opt.' + error.name)
         raise TypeError(f'criterion {loss!r}: give {error.name} ({about})') from None
     sizes = getattr(opt, 'n_classes', None), getattr(opt, 'embed_dim', None)
-    built.register_forward_pre_hook(
-        lambda _, arguments, named: _check_batch(*_called_with(*arguments, **named), *sizes), with_kwargs=True)
+    takes = functools.partial(_take_call, loss, *sizes)
+    built.register_forward_pre_hook(takes, prepend=True, with_kwargs=True)
     return built
 
 
@@ -95,8 +99,7 @@ def miner(name, masks=False, **settings):
     mined = _import('utilities', 'loss_sums').Miner(batchminer, name, masks)
 
     def mine(batch, labels):
-        _check_batch(batch, labels)
-        return mined(batch, labels)
+        return mined(batch, _labels_of_batch(batch, labels))
     return mine
 
 
@@ -120,12 +123,15 @@ def sampler(name, labels, superclasses=None, embeddings=None, **settings):
     not fit.
     """
     opt, module, further = _namespace('sampler', name, settings), _module('sampler', name), []
+    labels = _labels_of_images(labels)
+    if labels.dim() != 1:
+        raise ValueError(f'expected labels [N], not {[*labels.shape]}')
     for argument, value, needed in (('embeddings', embeddings, getattr(module, 'REQUIRES_STORAGE', False)),
                                     ('superclasses', superclasses, getattr(module, 'REQUIRES_HIERARCHY', False))):
         if needed == (value is None):
             raise TypeError(f'sampler {name!r} ' + (f'needs {argument}' if needed else f'takes no {argument}'))
         further += [value] if needed else []
-    image_list = [(index, label) for index, label in enumerate(torch.as_tensor(labels).tolist())]
+    image_list = [(index, label) for index, label in enumerate(labels.tolist())]
     image_dict = {label: [] for label in sorted({label for _, label in image_list})}
     for index, label in image_list:
         image_dict[label].append((index, index))
@@ -145,8 +151,8 @@ def metrics(names, seed=0):
     are the queries and the others the gallery. Embeddings are compared as they are: normalise them, or take metrics
     of cosines (`c_recall@1`).
 
-    Raises ValueError for unknown names; a call raises ValueError for embeddings that are not finite, and for shapes
-    that do not fit.
+    Raises ValueError for unknown names; a call raises ValueError for embeddings that are not finite, for labels that
+    are NaN, and for shapes that do not fit.
     """
     module = _import_absolute('evaluation', 'metrics', needs=('records', 'utilities'))
     with _user_errors(module):
@@ -154,7 +160,7 @@ def metrics(names, seed=0):
             module.parse(name)
 
     def measure(embeddings, labels, is_query=None):
-        embeddings, labels = torch.as_tensor(embeddings).detach(), torch.as_tensor(labels).cpu()
+        embeddings, labels = torch.as_tensor(embeddings).detach(), _labels_of_images(labels)
         if embeddings.dim() != 2 or labels.shape != embeddings.shape[:1] or not len(labels):
             raise ValueError(f'expected embeddings [N, D] and labels [N], not {[*embeddings.shape]} and '
                              f'{[*labels.shape]}')
@@ -203,8 +209,41 @@ def network(run_or_export, device='cpu', trust=False):
         return _exported(file, device)                       # written just now, in a folder of this user alone
 
 
-def _check_batch(batch, labels, n_classes=None, embed_dim=None):
+def _take_call(loss, n_classes, embed_dim, criterion, arguments, named):
     """
+    A hook that makes of a call (batch, labels, indices_tuple) the arguments of the loss, and gives the tuples to the
+    miners in it. Raises ValueError for tuples of another form, or where there is no miner; and what _labels_of_batch
+    raises.
+    """
+    batch, labels, tuples, more = _called_with(*arguments, **named)
+    labels = _labels_of_batch(batch, labels, n_classes, embed_dim)
+    miners = [part.batchminer for part in criterion.modules() if hasattr(part, 'batchminer')]
+    if tuples is not None and not miners:
+        raise ValueError(f'criterion {loss!r} takes no tuples of a miner: leave indices_tuple, or the miner of the '
+                         'trainer, out')
+    for miner in miners:
+        miner.tuples = None if tuples is None else _tuples(tuples, batch)
+    return (), {'batch': batch, 'labels': labels} | more
+
+
+def _called_with(batch, labels, indices_tuple=None, **more):
+    return batch, labels, indices_tuple, more
+
+
+def _tuples(given, batch):
+    """The indices_tuple of a call in a form of utilities/loss_sums.py."""
+    loss_sums = _import('utilities', 'loss_sums')
+    try:
+        return loss_sums.checked(given, batch)
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        raise ValueError(f'indices_tuple: {loss_sums.described(given)}; expected three or four tensors of indices, as '
+                         'miners of pytorch-metric-learning return them, or triplets [T, 3]') from None
+
+
+def _labels_of_batch(batch, labels, n_classes=None, embed_dim=None):
+    """
+    The labels as int64 on the batch's device, to which labels on the CPU are copied.
+
     Raises TypeError for labels that are not integers; ValueError for shapes other than [B, embed_dim] and [B], for two
     devices, and for a class outside 0 ... n_classes − 1. On a GPU the latter is an assertion, for which the host does
     not wait.
@@ -215,18 +254,26 @@ def _check_batch(batch, labels, n_classes=None, embed_dim=None):
         raise ValueError(f'expected embeddings [B, {embed_dim}], as embed_dim={embed_dim} says, not {[*batch.shape]}')
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f'expected labels of an integer type, not {labels.dtype}')
-    if labels.device != batch.device:
+    if labels.device.type not in ('cpu', batch.device.type):
         raise ValueError(f'the embeddings are on {batch.device} and the labels on {labels.device}')
-    if n_classes is not None and labels.device.type in ('cpu', 'cuda') and len(labels):
+    labels = labels.to(batch.device, torch.int64)
+    if n_classes is not None and labels.device.type != 'mps' and len(labels):
         in_range = (labels.clamp(0, n_classes - 1) == labels).all()
-        if labels.is_cuda:
+        if labels.device.type != 'cpu':
             torch._assert_async(in_range, f'expected labels from 0 to {n_classes - 1}')
         elif not in_range:
             raise ValueError(f'expected labels from 0 to {n_classes - 1}, not {labels.min()} to {labels.max()}')
+    return labels
 
 
-def _called_with(batch, labels, **more):
-    return batch, labels
+def _labels_of_images(labels):
+    """The labels [N] of metrics() and sampler() on the CPU; integers as int64. Raises ValueError for NaN."""
+    labels = torch.as_tensor(labels).cpu()
+    if not labels.is_floating_point():
+        return labels.long()
+    if n := int(labels.isnan().sum()):
+        raise ValueError(f'{n} of the {len(labels)} labels are NaN; leave these images out, or give them a class')
+    return labels
 
 
 def _import(package, stem):

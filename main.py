@@ -21,12 +21,11 @@ import parts
 import resuming
 from architectures.depth import gradients_by_block
 from records import checkpoint, columns, lock, reading, run_folder
-from records.checkpoint import LAST, Checkpoint
+from records.checkpoint import Checkpoint
 from records.columns import Column
 from records.writing import Records
 from utilities import errors, processes, stopping
 from utilities.errors import RunFailed, UserError
-from utilities.files import remove_temporary
 from utilities.loading import TrainingLoader
 from utilities.randomness import derive, seed_everything
 from utilities.trace import Trace
@@ -37,11 +36,12 @@ def run(opt, arguments):
     built, state = begin(opt, arguments)
     with lock.held(state.folder), explained_stop(opt, state):
         if opt.resume:
-            continue_run(opt, state, arguments, built.data)
+            resuming.continue_run(opt, state, arguments, built.data.description)
         print(parts.summary(opt, state.folder, built, state.next_epoch))
         with Records(opt, state.folder, state.settings, state.next_epoch, state.records) as records:
             parts.keep_features(opt, built)
-            loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
+            loader = TrainingLoader(opt, built.data.train, built.sampler)
+            embedded = {}
             is_judged_untrained = not opt.n_epochs or opt.check_untrained_accuracy
             if state.next_epoch == 0:
                 evaluated = None
@@ -51,7 +51,8 @@ def run(opt, arguments):
             for epoch in range(max(state.next_epoch, 1), opt.n_epochs + 1):
                 if state.patience_is_over(opt.patience):
                     break
-                trained, evaluated = train_epoch(opt, built, loader, epoch), None
+                trained = train_epoch(opt, built, loader, epoch)
+                evaluated = None
                 if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
                     evaluated, embedded = evaluate(opt, built, epoch)
                 record(records, built, state, epoch, trained, evaluated, embedded)
@@ -60,28 +61,37 @@ def run(opt, arguments):
 
 def begin(opt, arguments):
     """The parts of a run, and the Checkpoint in its folder."""
-    settings = configuration.recorded_settings(opt)
+    settings = configuration.recorded_settings(opt)          # before the parts are built, which add to opt
     built = parts.build(opt)
-    reproduced = opt.reproduce and run_folder.read(opt.reproduce)
-    if reproduced and (changed := run_folder.changed_data(reproduced, built.data.description)):
-        print(f'Note: the data have {changed} than {opt.reproduce}.')
-    for sentence in effects.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
-        print(f'Note: {sentence}', file=sys.stderr)
     settings |= {name: vars(opt)[name] for name in datasampler.BATCH}          # may have been chosen just now
+    print_notes(opt, built)
     files = configuration.checksums_of_files(settings)
     if opt.resume:
         folder = Path(opt.resume)
-        run_folder.require_same_data(folder, built.data.description)
-        compared = {'csv', 'splits'}                         # by what is read from them, just now
-        if parts.has_checkpoint(opt):
-            compared.add('start_from')                       # is not read again, and that run may have gone on
-        run_folder.require_same_files(folder, {name: files[name] for name in files if name not in compared})
+        resuming.require_unchanged(folder, built.data.description, files)
     else:
         chosen = datasampler.chosen_later(opt)
-        folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files)
+        sought = resuming.compared(opt, settings)
+        folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files,
+                                   lambda folder: opt.auto_resume and reading.is_same(folder, *sought))
+    return built, checkpoint_in(folder, opt, settings, built)
+
+
+def print_notes(opt, built):
+    """Notes on data that differ from those of --reproduce, and on flags for which the run is too short."""
+    if opt.reproduce:
+        changed = run_folder.changed_data(run_folder.read(opt.reproduce), built.data.description)
+        if changed:
+            print(f'Note: the data have {changed} than {opt.reproduce}.')
+    for sentence in effects.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
+        print(f'Note: {sentence}', file=sys.stderr)
+
+
+def checkpoint_in(folder, opt, settings, built):
+    """The Checkpoint of a run in its folder."""
     lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
-    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(),
-                             checkpoint.origin(folder, built.data.description), lowest)
+    origin = checkpoint.origin(folder, built.data.description)
+    return Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), origin, lowest)
 
 
 def continued(opt, arguments):
@@ -96,34 +106,11 @@ def continued(opt, arguments):
     return configuration.parse([*arguments, '--resume', str(folder)])
 
 
-def continue_run(opt, state, arguments, data):
-    """Restores the run of --resume, and records that it goes on."""
-    begins = {entry['at_epoch'] for entry in run_folder.read(state.folder).get('merged', [])}
-    kinds = {True: ['never'], False: ['never', 'merge']}                          # by whether the resumption merges
-    first = state.resume(
-        lambda before, merging: resuming.changes(before, state.settings, *kinds[merging]),
-        lambda epoch: opt.merge_argparse_when_resuming or epoch in begins)
-    if first == 0 and (last := reading.last_epoch(state.folder)) > 0:
-        raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {LAST} to continue from; '
-                        f'start a new run with its settings by --reproduce {state.folder}')
-    if opt.n_epochs < first - 1:
-        raise UserError(f'--n_epochs {opt.n_epochs}: {state.folder} has trained {first - 1} epochs already')
-    note_resumption(opt, state, arguments, data)
-
-
-@processes.rank_zero_only
-def note_resumption(opt, state, arguments, data):
-    remove_temporary(state.folder)
-    merged = parameters.flags_with('resume', 'merge')
-    run_folder.note_resumption(state.folder, state.settings, arguments, state.next_epoch, data.description,
-                               merged if opt.merge_argparse_when_resuming else ())
-
-
 @contextlib.contextmanager
 def explained_stop(opt, state):
     """If the run stops early: prints how to continue it, or removes the folder of a run that has not trained."""
     try:
-        with processes.ending_together(), errors.undeclared_flags():
+        with processes.ending_together(), errors.explained(), errors.undeclared_flags():
             yield
     except KeyboardInterrupt:
         if state.folder.exists():                            # else another process has removed it
@@ -137,8 +124,12 @@ def explained_stop(opt, state):
         reason = error if isinstance(error, RunFailed) else errors.machine_reason(error, state.folder)
         if reason is None:
             raise
-        kept = f'\nThe last checkpoint: {state.last}. To continue: python main.py --resume {state.folder}'
-        raise RunFailed(f'{reason}{kept if state.last.exists() else ""}') from None
+        hint = ''
+        if state.last.exists():
+            hint = f'\nThe last checkpoint: {state.last}. To continue: python main.py --resume {state.folder}'
+            if isinstance(error, errors.OutOfMemory):
+                hint += f' --micro_bs {max(1, (opt.micro_bs or opt.bs) // 2)}'
+        raise RunFailed(f'{reason}{hint}') from None
 
 
 def evaluate(opt, built, epoch):
@@ -170,7 +161,8 @@ def train_epoch(opt, built, loader, epoch):
             datasampler.update_storage(built.sampler, embeddings, indices)
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))
-    scalars, built.skipped_in_a_row = trace.summary(), trace.skipped_in_a_row
+    scalars = trace.summary()
+    built.skipped_in_a_row = trace.skipped_in_a_row
     return scalars | built.schedule.rates()
 
 
@@ -196,15 +188,20 @@ def finish(opt, built, embedded, records, state):
 @processes.rank_zero_only
 def finish_records(opt, embedded, split, records, state):
     """The part of finish() that process 0 does alone. embedded: the Embedded of `split`."""
-    plots, panel = state.folder / 'plots', state.folder / f'retrieval_{split}.png'
+    plots = state.folder / 'plots'
+    panel = None
     if opt.pictures != ['none']:
+        panel = state.folder / f'retrieval_{split}.png'
         evaluation.curves.plot(records.rows, plots, single=evaluation.curves.SINGLE in opt.pictures)
-    saved = evaluation.pictures.save(opt, embedded, split, plots, panel if opt.pictures != ['none'] else None)
+    saved = evaluation.pictures.save(opt, embedded, split, plots, panel)
     if panel in saved:
         records.picture(f'retrieval/{split}', panel)
     records.summarise(state, finished=True)
-    print(f'Done.\n  run folder:       {state.folder}' + (f'\n  plots:            {plots}' if plots.exists() else '')
-          + (f'\n  retrieved images: {panel}' if panel in saved else ''))
+    print(f'Done.\n  run folder:       {state.folder}')
+    if plots.exists():
+        print(f'  plots:            {plots}')
+    if panel in saved:
+        print(f'  retrieved images: {panel}')
 
 
 def work(arguments):
@@ -213,8 +210,10 @@ def work(arguments):
         from tuning import powerful_benchmarker
         arguments = [*powerful_benchmarker.command(arguments), *arguments]
     opt = configuration.parse(arguments)
-    if opt.auto_resume and not opt.resume and (opt := continued(opt, arguments)) is None:
-        return
+    if opt.auto_resume and not opt.resume:
+        opt = continued(opt, arguments)
+        if opt is None:
+            return
     if len(opt.gpu) > 1 and not processes.connected():
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], configuration.secret_variables(opt))
     if opt.evaluate:

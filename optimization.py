@@ -8,7 +8,7 @@ import torch
 
 import criteria
 from architectures import depth
-from utilities import exchange, processes
+from utilities import device, exchange, processes
 from utilities.errors import UserError, nearest
 
 ONE_CYCLE_START = 1 / 25                # the first factor of --scheduler onecycle, as in torch
@@ -45,7 +45,8 @@ def select(opt, model, criterion, n_steps=1):
            for group in criteria.parameter_groups(criterion)]
     check_once(network + own, criteria.optimizers(criterion))
     embedding = [group for group in network if group['name'].startswith('embedding')]
-    groups, further = [group for group in network if not group['name'].startswith('embedding')], {}
+    groups = [group for group in network if not group['name'].startswith('embedding')]
+    further = {}
     for part, of_part in (('embed', embedding), ('loss', own)):
         if not of_part or getattr(opt, f'{part}_optim') is None:
             groups += of_part
@@ -58,10 +59,11 @@ def select(opt, model, criterion, n_steps=1):
 def build(opt, flag, groups):
     """The optimizer of --optim, --embed_optim or --loss_optim, `flag`, of these parameter groups."""
     name = getattr(opt, flag)
-    fused = {'fused': True} if opt.device.type == 'cuda' and name in ('adam', 'adamw', 'sgd') else {}   # one kernel
-    own = dict(*getattr(opt, f'{flag}_args'))
+    own, default = dict(*getattr(opt, f'{flag}_args')), {}
+    if device.is_gpu(opt.device) and name in ('adam', 'adamw', 'sgd') and not own.get('foreach'):
+        default['fused'] = True                                                        # one kernel
     try:
-        optimizer = OPTIMIZERS[name](groups, **fused | arguments_of_flags(opt, flag) | own)
+        optimizer = OPTIMIZERS[name](groups, **default | arguments_of_flags(opt, flag) | own)
     except (ValueError, RuntimeError) as error:                # Muon takes matrices only
         raise UserError(f'--{flag} {name}: {" ".join(str(error).split())[:200]}') from None
     optimizer.register_load_state_dict_pre_hook(as_built)
@@ -79,13 +81,17 @@ def arguments_of_flags(opt, flag):
 def check_arguments(opt):
     """Raises UserError for arguments of an optimizer that have flags, or with which torch takes no step."""
     for flag in ('optim', 'embed_optim', 'loss_optim'):
-        given, name = getattr(opt, f'{flag}_args'), getattr(opt, flag)
+        name = getattr(opt, flag)
+        given = getattr(opt, f'{flag}_args')
         if len(given) > 1:
             raise UserError(f'--{flag}_args: expected one mapping, not {len(given)}')
         if not given or name is None:
             continue
         by_flags = arguments_of_flags(opt, flag)
-        if given[0].keys() & {'lr', 'weight_decay', *(by_flags if flag == 'optim' else ())}:
+        with_flags = {'lr', 'weight_decay'}
+        if flag == 'optim':
+            with_flags |= by_flags.keys()
+        if given[0].keys() & with_flags:
             raise UserError(f'--{flag}_args {given[0]}: --lr, --decay, --momentum and --adam_eps give the learning '
                             'rate, weight decay, momentum and eps')
         parameter = torch.nn.Parameter(torch.zeros(2, 2))
@@ -99,10 +105,14 @@ def check_arguments(opt):
 
 def check_once(groups, own):
     """Raises UserError where a parameter is in the groups and in one of a criterion's own optimizers, or in two."""
+    if not own:
+        return
     trained = [id(parameter) for optimizer in own for parameter in optimizer_parameters(optimizer)]
-    for group in groups if own else ():
+    for group in groups:
         params = group['params']
-        trained += map(id, [params] if isinstance(params, torch.Tensor) else params)
+        if isinstance(params, torch.Tensor):
+            params = [params]
+        trained += map(id, params)
     if len(trained) > len({*trained}):
         raise UserError('a parameter of the criterion is trained twice: leave the parameters of each of its '
                         'optimizers() out of its optim_dict_list, and of its other optimizers')
@@ -122,16 +132,19 @@ def network_groups(opt, model):
     else:
         places = depth.depths(model.backbone)
         last = max(places.values())
-        parts = [('backbone' if place == last else f'backbone_{place}',
-                  {f'backbone.{name}': backbone[f'backbone.{name}'] for name in places if places[name] == place},
-                  opt.lr * opt.layer_decay ** (last - place)) for place in range(last, -1, -1)]
+        parts = []
+        for place in range(last, -1, -1):
+            group = 'backbone' if place == last else f'backbone_{place}'
+            named = {f'backbone.{name}': backbone[f'backbone.{name}'] for name in places if places[name] == place}
+            parts.append((group, named, opt.lr * opt.layer_decay ** (last - place)))
     excluded = without_decay(opt, model)
     groups = []
     for group, named, lr in [*parts, ('embedding', head, fc_lr)]:
         rest = [parameter for name, parameter in named.items() if name not in excluded]
         groups += [{'name': group, 'params': rest, 'lr': lr}]
-        if found := [parameter for name, parameter in named.items() if name in excluded]:
-            groups += [{'name': f'{group}_no_decay', 'params': found, 'lr': lr, 'weight_decay': 0.0}]
+        undecayed = [parameter for name, parameter in named.items() if name in excluded]
+        if undecayed:
+            groups += [{'name': f'{group}_no_decay', 'params': undecayed, 'lr': lr, 'weight_decay': 0.0}]
     return groups
 
 
@@ -145,18 +158,35 @@ def without_decay(opt, model):
 
 def as_built(optimizer, state):
     """
-    The state with the settings of this optimizer, which are those of the flags and the device. Raises ValueError for
-    the state of another kind of optimizer, or of other parameters.
+    The state with the settings of this optimizer, which are those of the flags and the device, and with the memory
+    layouts of its parameters. Raises ValueError for the state of another kind of optimizer, or of other parameters.
     """
-    groups = []
+    groups, values = [], dict(state['state'])
     for saved, own in zip(state['param_groups'], optimizer.param_groups, strict=True):
         if kind_of(saved) != kind_of(own):
             raise ValueError('it is the state of another kind of optimizer')
         for number, parameter in zip(saved['params'], own['params'], strict=True):
-            if not all(fits(value, parameter) for value in state['state'].get(number, {}).values()):
+            of_parameter = state['state'].get(number, {})
+            if of_parameter and of_parameter.keys() != state_keys(optimizer, own, parameter.dim()):
+                raise ValueError('it is the state of another kind of optimizer')
+            if not all(fits(value, parameter) for value in of_parameter.values()):
                 raise ValueError('it is the state of parameters of other shapes')
+            if of_parameter:
+                values[number] = {name: laid_out(value, parameter) for name, value in of_parameter.items()}
         groups.append(saved | {name: value for name, value in own.items() if name != 'params'})
-    return state | {'param_groups': groups}
+    return state | {'param_groups': groups, 'state': values}
+
+
+def state_keys(optimizer, group, n_dims):
+    """The names of what this kind of optimizer keeps of a parameter, found by a step of another one of its kind."""
+    parameter = torch.nn.Parameter(torch.zeros((2,) * n_dims))
+    parameter.grad = torch.zeros_like(parameter)
+    arguments = inspect.signature(type(optimizer)).parameters
+    settings = {name: value for name, value in group.items() if name in arguments and name != 'params'}
+    settings |= {name: False for name in ('fused', 'foreach', 'capturable') if name in settings}
+    other = type(optimizer)([parameter], **settings)
+    other.step()
+    return other.state[parameter].keys()
 
 
 def fits(value, parameter):
@@ -165,6 +195,16 @@ def fits(value, parameter):
         return True
     return value.dim() == parameter.dim() and all(
         size in (1, own) for size, own in zip(value.shape, parameter.shape, strict=True))
+
+
+def laid_out(value, parameter):
+    """
+    A part of an optimizer's state in the memory layout of its parameter, which fused optimizers take for granted. That
+    of a run on the CPU is channels last, and not that of a GPU.
+    """
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def kind_of(group):
@@ -236,7 +276,10 @@ class Schedule:
     """
 
     def __init__(self, opt, optimizer, n_steps=1, further=None):
-        self.opt, self.optimizer, self.n_steps, self.further = opt, optimizer, n_steps, further or {}
+        self.opt = opt
+        self.optimizer = optimizer
+        self.n_steps = n_steps
+        self.further = further or {}
         self.initial = [{'lr': group['lr'], 'weight_decay': group['weight_decay']} for group in self.groups]
 
     @property
@@ -255,16 +298,21 @@ class Schedule:
         n_warmup = self.opt.lr_warmup
         if n_warmup and self.opt.lr_warmup_unit == 'epochs':
             n_warmup *= self.n_steps
-        return self.scheduled(step) * (step / n_warmup if step < n_warmup else 1)
+        factor = self.scheduled(step)
+        if step < n_warmup:
+            factor *= step / n_warmup
+        return factor
 
     def scheduled(self, step):
         """The factor of --scheduler; step and cosine change after whole epochs, onecycle in each step."""
-        opt, n_trained = self.opt, (step - 1) // self.n_steps
+        opt = self.opt
+        n_trained = (step - 1) // self.n_steps                           # epochs
         if opt.scheduler == 'step':
             return opt.gamma ** sum(n_trained >= epoch for epoch in opt.tau)
         if opt.scheduler == 'cosine':
-            n_counted, floor = n_trained - opt.cosine_delay, opt.lr_floor
-            return between(1, floor, min(1, n_counted / opt.n_epochs)) if n_counted > 0 else 1
+            n_annealed = n_trained - opt.cosine_delay
+            floor = opt.lr_floor
+            return between(1, floor, min(1, n_annealed / opt.n_epochs)) if n_annealed > 0 else 1
         if opt.scheduler == 'onecycle':
             floor = opt.lr_floor
             last = opt.n_epochs * self.n_steps - 1                       # steps counted from 0, as in torch
@@ -294,7 +342,8 @@ class MovingAverage:
     """
 
     def __init__(self, network, decay):
-        self.network, self.decay = network, decay
+        self.network = network
+        self.decay = decay
         self.average = copy.deepcopy(network).requires_grad_(False)
 
     @torch.no_grad()

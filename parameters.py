@@ -31,11 +31,13 @@ from utilities.command_line import (
     POSITIVE,
     POSITIVE_INT,
     REAL,
+    SIDE,
     Parser,
     new_group,
     number,
     yaml_mapping,
 )
+from utilities.machine import DEVICES
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
 main.py --help evaluation     the flags of a group; more words give more pages
@@ -54,13 +56,16 @@ def add_methods(add, switch, start, registry, shared=None):
     start:  what the flags begin with, with {} for the method's name.
     shared: {a file that declares flags of several methods: the methods that use all of them}
     """
-    flags, users = {}, {}
+    flags = {}
+    users = {}
     for name, module in registry.items():
-        flags |= (own := method_flags.declared(module, start.format(name)))
+        own = method_flags.declared(module, start.format(name))
+        flags |= own
         for flag in [*own, *getattr(module, 'USES', ())]:
             users.setdefault(flag, []).append(name)
     for module, names in (shared or {}).items():
-        flags |= (own := method_flags.declared(module, start))
+        own = method_flags.declared(module, start)
+        flags |= own
         for flag in own:
             users.setdefault(flag, []).extend(names)
     for flag, values in flags.items():
@@ -78,6 +83,14 @@ def add_method_flag(add, switch, flag, values, **known):
 def never_begins(flag, is_too_short, opt, n_steps):
     """Whether a run has too few steps for a flag that a method counts them by; one that is not read has no effect."""
     return namespace.is_read(opt, flag) and is_too_short(getattr(opt, flag), n_steps)
+
+
+def warms_up_to_the_end(opt, n_steps):
+    """Whether --lr_warmup takes all epochs or steps of a run."""
+    if not opt.lr_warmup:
+        return False
+    n = opt.n_epochs if opt.lr_warmup_unit == 'epochs' else n_steps
+    return opt.lr_warmup >= n
 
 
 def run_parameters(parser):
@@ -161,9 +174,9 @@ def data_parameters(parser):
         help='probability of filling a random rectangle of a training image with the mean colour; 0 means never')
     add('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear', embedding=True,
         help='interpolation with which images and crops are resized, in training and evaluation')
-    add('--eval_size', type=POSITIVE_INT, embedding=True,
+    add('--eval_size', type=SIDE, embedding=True,
         help='height and width of the images in evaluation, in pixels; by default --input_size')
-    add('--eval_resize', type=POSITIVE_INT, embedding=True,
+    add('--eval_resize', type=SIDE, embedding=True,
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
 
 
@@ -215,7 +228,7 @@ def network_parameters(parser):
         help='number of blocks, from the first on, with prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained',
            help='start from random instead of pretrained weights')
-    add('--input_size', type=POSITIVE_INT, embedding=True,
+    add('--input_size', type=SIDE, embedding=True,
         help='height and width of the input images in pixels; by default as the network expects')
     add('--input_mean', nargs='+', type=REAL, embedding=True,
         help='mean of the input images per channel, for values in [0, 1]; by default as the network expects')
@@ -284,14 +297,13 @@ def training_parameters(parser):
         help='cosine and onecycle: last value of the learning rates, as a fraction of the rates')
     add('--cosine_delay', type=COUNT, default=0,
         never=('the learning rates never fall', lambda opt, n_steps: (
-            opt.scheduler == 'cosine' and 0 < opt.cosine_delay >= opt.n_epochs - 1)),
+            opt.scheduler == 'cosine' and opt.cosine_delay > 0 and opt.cosine_delay >= opt.n_epochs - 1)),
         help='cosine: number of first epochs at the full rates; the annealing begins after them and would take '
              '--n_epochs')
     add('--onecycle_peak', type=FRACTION, default=0.3,
         help='onecycle: fraction of all steps after which the learning rates are highest')
     add('--lr_warmup', type=COUNT, default=0,
-        never=('the learning rates are never those of the flags', lambda opt, n_steps: 0 < opt.lr_warmup >= (
-            opt.n_epochs if opt.lr_warmup_unit == 'epochs' else n_steps)),
+        never=('the learning rates are never those of the flags', warms_up_to_the_end),
         help='number of epochs or steps at the start in which all learning rates rise; 0 means no warm-up')
     add('--lr_warmup_unit', choices=['epochs', 'steps'], default='epochs', help='unit of --lr_warmup')
     add('--ema', type=FRACTION, metavar='DECAY',
@@ -303,7 +315,7 @@ def training_parameters(parser):
                lambda opt, n_steps: opt.scheduler == 'step' and opt.tau != NO_DECAY and max(opt.tau) >= opt.n_epochs),
         help='epochs after which the step schedule multiplies the learning rates by --gamma')
     add('--warmup', type=COUNT, default=0,
-        never=('the backbone is never trained', lambda opt, n_steps: 0 < opt.warmup >= opt.n_epochs),
+        never=('the backbone is never trained', lambda opt, n_steps: opt.warmup > 0 and opt.warmup >= opt.n_epochs),
         help='number of epochs at the start in which the backbone is not trained; 0 means none')
 
 
@@ -427,10 +439,7 @@ def machine_parameters(parser):
         help='train on from a trained network, its backbone and its embedding layer, in a new run')
     add('--weights', metavar='FILE', file=True,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
-    add('--device',
-        choices={'auto': 'an NVIDIA GPU if available, else an Apple GPU, else the CPU', 'cpu': 'the CPU',
-                 'cuda': 'an NVIDIA GPU', 'mps': 'an Apple GPU'}, default='auto',
-        help='device to compute on')
+    add('--device', choices=DEVICES, default='auto', help='device to compute on')
     add('--gpu', nargs='+', type=COUNT, default=[0], common=True,
         help='indices of NVIDIA GPUs, from 0; several train one run together, one process each')
     add('--kernels', type=COUNT, default=6, common=True,

@@ -80,9 +80,9 @@ class Parts:
 
     def with_state(self):
         """{name: part} of the parts that a checkpoint must hold."""
-        scaler = self.step and self.step.scaler
-        parts = vars(self) | {'storage': getattr(self.sampler, 'storage', None),
-                              'scaler': scaler if scaler and scaler.is_enabled() else None}
+        parts = vars(self) | {'storage': getattr(self.sampler, 'storage', None)}
+        if self.step and self.step.scaler.is_enabled():
+            parts['scaler'] = self.step.scaler
         parts |= self.further_optimizers()
         return {name: part for name, part in parts.items() if hasattr(part, 'state_dict') and name != 'teacher'}
 
@@ -138,7 +138,8 @@ def check_names(opt):
                 pml.find(kind, name.removeprefix(pml.PREFIX), flag)
             else:
                 choose(known, name, flag)
-        criteria.check_miner(part, None if part.batch_mining == 'none' else part.batch_mining)
+        miner = None if part.batch_mining == 'none' else part.batch_mining
+        criteria.check_miner(part, miner)
     choose(datasampler.SAMPLERS, opt.data_sampler, '--data_sampler')
     choose(datasets.DATASETS, opt.dataset, '--dataset')
     choose(datasets.transforms.AUGMENTATIONS, opt.augmentation, '--augmentation')
@@ -207,9 +208,10 @@ def prepare(opt):
     seed_everything(opt.seed)
     backbone = build_backbone(opt)
     data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it
-    opt.n_classes, opt.superclasses = data.train.n_classes, data.train.superclass_labels
-    opt.class_names, opt.class_counts = data.train.class_names, np.bincount(
-        data.train.labels, minlength=opt.n_classes).tolist()
+    opt.n_classes = data.train.n_classes
+    opt.class_names = data.train.class_names
+    opt.class_counts = np.bincount(data.train.labels, minlength=opt.n_classes).tolist()
+    opt.superclasses = data.train.superclass_labels
     opt.n_features = backbone.n_features
     opt.n_maps = architectures.embedding_network.count_maps(backbone)
     evaluation.check_data(unnoted(opt), data)
@@ -231,14 +233,15 @@ def build_backbone(opt):
     """The Backbone of --arch; sets opt.input_size. Loads no pretrained weights if a checkpoint has the weights."""
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
     if opt.evaluate or has_checkpoint(opt) or opt.start_from:
-        opt.weights, opt.not_pretrained = None, True
+        opt.weights = None
+        opt.not_pretrained = True
     return architectures.select_backbone(opt)
 
 
 def build_network(opt, backbone):
     """The network with this Backbone, on the device."""
     model = processes.one_first(lambda: architectures.select(opt, backbone))              # may download weights
-    is_faster = opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none'
+    is_faster = opt.device.type == 'cpu' or device.is_gpu(opt.device) and opt.amp != 'none'
     if is_faster and backbone.f_embed is None:                    # public networks need torch's default layout
         model = model.to(memory_format=torch.channels_last)       # faster there
     return model.to(opt.device)
@@ -317,11 +320,13 @@ def keep_features(opt, parts):
     training images are not kept either if the criterion takes images or feature maps or the teacher is another run's
     network, which need the images anyway, or if the features of an image depend on the rest of its batch.
     """
-    model, data = parts.model, parts.data
+    model = parts.model
+    data = parts.data
     if (not opt.keep_features or not opt.n_epochs or processes.count() > 1 or opt.eval_autocast or opt.amp != 'none'
             or opt.compile):
         return
-    kept = KeptFeatures(model, *([parts.ema.average] if parts.ema else []))
+    networks = [model, parts.ema.average] if parts.ema else [model]
+    kept = KeptFeatures(*networks)
     for images in (data.train, *data.evaluation.values()):
         images.kept = kept
     if not model.has_fixed_features():
@@ -399,11 +404,15 @@ def restore_network(opt, source):
 
 
 def require_possible(opt, source, states):
-    """Raises UserError for an --embed_dim that no weights of a checkpoint can have, before memory is taken for it."""
-    n_rows = sum(part.shape[0] for part in states['model'].values() if part.dim())
-    if opt.embed_dim > n_rows:
-        raise UserError(f'{source}: its weights do not fit the flags (--embed_dim {opt.embed_dim}, but they have '
-                        f'{n_rows:,} rows altogether)')
+    """Raises UserError for layers wider than the weights of a checkpoint can be, before memory is taken for them."""
+    widest = sum(max(part.shape, default=0) for part in states['model'].values())
+    widths = {'embed_dim': opt.embed_dim, 'embed_layers': sum(opt.embed_layers), 'prompts': opt.prompts,
+              'lora_rank': opt.lora_rank}
+    for name, width in widths.items():
+        if width > widest:
+            given = command_line.shown(getattr(opt, name))
+            raise UserError(f'{source}: its weights do not fit the flags (--{name} {given}, but they have {widest:,} '
+                            'rows or columns altogether)')
 
 
 def load_weights(opt, source, states, model):
@@ -417,18 +426,23 @@ def load_weights(opt, source, states, model):
         raise UserError(f'{source}: its weights do not fit the flags ({" ".join(str(error).split())[:200]})') from None
 
 
-def alone(n):
-    return (f'{n:,} queries have no image of their class in the gallery and are' if n > 1 else
-            '1 query has no image of its class in the gallery and is')
-
-
 def summary(opt, folder, built, first):
     """The lines that are printed before the run: its folder, network, device and data."""
-    splits = [f'{name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes'
-              + (f' ({alone(n)} left out of the retrieval metrics)' if (n := part['n_lone_queries']) else '')
-              for name, part in built.data.description['splits'].items()]
+    place = f'{folder}, continued at epoch {first}' if first else folder
     n_parameters = sum(parameter.numel() for parameter in built.model.parameters())
-    return '\n'.join([f'run folder: {folder}' + (f', continued at epoch {first}' if first else ''),
-                      f'{opt.arch}: {n_parameters:,} parameters, images of {built.model.input_size} pixels, '
-                      f'{opt.device}',
-                      f'{opt.dataset}: ' + '; '.join(splits)])
+    splits = [describe_split(name, part) for name, part in built.data.description['splits'].items()]
+    return (f'run folder: {place}\n'
+            f'{opt.arch}: {n_parameters:,} parameters, images of {built.model.input_size} pixels, {opt.device}\n'
+            f'{opt.dataset}: {"; ".join(splits)}')
+
+
+def describe_split(name, part):
+    """The size of a split in words. part: its entry in the description of the data."""
+    text = f'{name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes'
+    n = part['n_lone_queries']
+    if n == 1:
+        text += ' (1 query has no image of its class in the gallery and is left out of the retrieval metrics)'
+    elif n:
+        text += (f' ({n:,} queries have no image of their class in the gallery and are left out of the retrieval '
+                 'metrics)')
+    return text

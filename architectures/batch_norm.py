@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from utilities import exchange, processes
+from utilities import device, exchange, processes
 from utilities.errors import UserError
 
 OF_TORCH = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
@@ -57,6 +57,22 @@ def synchronise(network):
         timm.layers.convert_sync_batchnorm(network)
 
 
+@contextmanager
+def used_by_one(network):
+    """In the block, which one process executes, a BatchNorm layer that would wait for the others raises UserError."""
+    def refuse(layer, inputs):
+        if layer.training:
+            raise UserError('the loss calls the embedding layer (f_embed) in process 0 only, where its BatchNorm would '
+                            'wait for the other processes: start one process, or use --embed_norm layer or none')
+    hooks = [module.register_forward_pre_hook(refuse) for module in network.modules()
+             if isinstance(module, torch.nn.SyncBatchNorm)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def share(opt, model):
     """
     For a batch that is embedded in several pieces, with BatchNorm layers that are not frozen: lets these layers use the
@@ -69,7 +85,7 @@ def share(opt, model):
     parts = [part for part in parts if part is not None and has_any(part)]
     if not parts or not (in_pieces or processes.count() > 1):
         return
-    if opt.device.type == 'cuda' and not in_pieces:
+    if device.is_gpu(opt.device) and not in_pieces:
         if opt.bs < processes.count():
             raise UserError(f'--bs {opt.bs}: BatchNorm that is not frozen needs at least one image for each of the '
                             f'{processes.count()} processes; use a larger batch or fewer processes')
@@ -96,8 +112,7 @@ def check_pieces(opt, model):
     which has no variance. Layers on maps get more values, even from one image.
     """
     largest = -(-opt.bs // processes.count())
-    is_synchronised = (opt.device.type == 'cuda' and processes.count() > 1
-                       and not 0 < opt.micro_bs < largest)
+    is_synchronised = device.is_gpu(opt.device) and processes.count() > 1 and not 0 < opt.micro_bs < largest
     if not opt.n_epochs or is_synchronised or smallest_piece(opt) > 1:
         return
     modes, lone = [(module, module.training) for module in model.modules()], []

@@ -22,7 +22,8 @@ class InnerLevels(torch.nn.Module):
 
     def __init__(self, opt, backbone):
         super().__init__()
-        self.names, self.features = [last_module_name(opt, block, backbone.network) for block in opt.cascade], {}
+        self.names = [last_module_name(opt, block, backbone.network) for block in opt.cascade]
+        self.features = {}
         for name in self.names:
             block = backbone.network.get_submodule(name)
             block.register_forward_hook(functools.partial(self.keep, name, backbone.n_prefix + opt.prompts))
@@ -66,4 +67,5 @@ def pooled(output, n_prefix):
         return None
     if output.dim() == 3:
         return pooling.mean_of_patches(output, n_prefix)
-    return output.mean(dim=(2, 3) if output.shape[2] == output.shape[3] else (1, 2))      # images are square
+    are_maps_last = output.shape[2] == output.shape[3]             # [B, C, S, S]: images are square; else [B, S, S, C]
+    return output.mean(dim=(2, 3) if are_maps_last else (1, 2))

@@ -18,7 +18,8 @@ def blocks(network):
     found = []
     root = getattr(network, 'ROOT', '')
     for name in looked_into(network, [*units(network.get_submodule(root), root and f'{root}.')]):
-        module, block = network.get_submodule(name), INCEPTION.match(name)
+        module = network.get_submodule(name)
+        block = INCEPTION.match(name)
         is_norm = all(parameter.ndim < 2 for parameter in module.parameters())
         if found and (is_norm or block and found[-1][0].startswith(block[0])):
             found[-1].append(name)
@@ -86,7 +87,8 @@ def gradients_by_block(model, n_values=20_000):
     EmbeddingNetwork's backbone and in its embedding layers, at most n_values each, evenly spaced; {} without gradients.
     """
     names = [f'{depth:02d} {modules[0]}' for depth, modules in enumerate(blocks(model.backbone))]
-    of_backbone, found = depths(model.backbone), {}
+    of_backbone = depths(model.backbone)
+    found = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             block = names[of_backbone[name.removeprefix('backbone.')]] if name.startswith('backbone.') else 'embedding'

@@ -32,12 +32,13 @@ def names(blocks):
     renamed = dict(OUTSIDE)
     places = [(stage, block) for stage, members in enumerate(blocks) for block in range(len(members))]
     for number, (stage, block) in enumerate(places):
-        renamed |= {f'_blocks.{number}.{theirs}': f'blocks.{stage}.{block}.{ours}'
-                    for theirs, ours in (OTHERS if number else FIRST).items()}
+        inside = OTHERS if number else FIRST
+        renamed |= {f'_blocks.{number}.{theirs}': f'blocks.{stage}.{block}.{ours}' for theirs, ours in inside.items()}
     return renamed
 
 
 def backbone(opt):
     backbone = timm_models.backbone(opt, 'tf_efficientnet_lite0')
-    backbone.renamed, backbone.download = names(backbone.network.blocks), read_installed
+    backbone.renamed = names(backbone.network.blocks)
+    backbone.download = read_installed
     return backbone

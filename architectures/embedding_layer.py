@@ -91,7 +91,8 @@ def discriminants(features, labels, dim, shrinkage):
     features:  [N, F] float64.
     shrinkage: s; the shrunken W is (1 − s) W + s (trace W / F) I. Raises UserError if it is not invertible.
     """
-    n_features, (counts, means) = features.shape[1], class_means(features, labels)
+    n_features = features.shape[1]
+    counts, means = class_means(features, labels)
     within = torch.cov((features - means[labels]).T, correction=0)
     eye = torch.eye(n_features, dtype=features.dtype)
     values, vectors = torch.linalg.eigh((1 - shrinkage) * within + shrinkage * within.trace() / n_features * eye)

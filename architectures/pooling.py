@@ -11,7 +11,8 @@ class Gem(torch.nn.Module):
 
     def __init__(self, p=3.0, eps=1e-6):
         super().__init__()
-        self.p, self.eps = torch.nn.Parameter(torch.tensor(p)), eps
+        self.p = torch.nn.Parameter(torch.tensor(p))
+        self.eps = eps
 
     def forward(self, maps):
         """[B, C, H, W] -> [B, C]; values below eps are set to eps."""
@@ -62,5 +63,5 @@ def check(opt, maps):
     shape = list(maps.shape) if isinstance(maps, torch.Tensor) else type(maps).__name__
     kind, names = {4: ('maps', OF_MAPS), 3: ('tokens', OF_TOKENS)}.get(len(shape), ('neither maps nor tokens', ()))
     if opt.pool not in names:
-        raise UserError(f'--pool {opt.pool}: --arch {opt.arch} gives {kind} ({shape} for one image); '
-                        + (f'choose from {", ".join(names)}' if names else 'leave the flag out'))
+        advice = f'choose from {", ".join(names)}' if names else 'leave the flag out'
+        raise UserError(f'--pool {opt.pool}: --arch {opt.arch} gives {kind} ({shape} for one image); {advice}')

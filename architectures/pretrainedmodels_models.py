@@ -43,8 +43,13 @@ def backbone(opt, name, size=None):
     network = getattr(library(), name)(num_classes=settings['num_classes'], pretrained=None)
     remove_classifier(network, f'pretrainedmodels:{name}')
     if getattr(network, 'aux_logits', False):
-        network.aux_logits, network.AuxLogits = False, None       # it would give a second output while training
-    renamed = ALEXNET if name == 'alexnet' else VGG if name.startswith('vgg') else {}
+        network.aux_logits = False                                # it would give a second output while training
+        network.AuxLogits = None
+    renamed = {}
+    if name == 'alexnet':
+        renamed = ALEXNET
+    elif name.startswith('vgg'):
+        renamed = VGG
     top = settings['input_range'][1]
     return Backbone(network, opt.input_size or size or settings['input_size'][1],
                     tuple(value / top for value in settings['mean']), tuple(value / top for value in settings['std']),

@@ -18,18 +18,23 @@ def insert(opt, backbone):
 
     Raises UserError for other networks than those of timm's VisionTransformer and Eva, and if there are fewer blocks.
     """
-    network, n_prompts, n_prefix = backbone.network, opt.prompts, backbone.n_prefix
+    network = backbone.network
+    n_prompts = opt.prompts
+    n_prefix = backbone.n_prefix
     if not backbone.takes_prompts:
         raise UserError(f'--visual_prompts {n_prompts}: --arch {opt.arch} cannot take them; choose a ViT of timm, such '
                         'as DINOv2, DINOv3, SigLIP or CLIP, or give --lora_rank for windowed or relative attention')
-    blocks, patches = list(network.blocks), network.patch_embed.proj.weight                 # [C, 3, P, P]
+    blocks = list(network.blocks)
     if opt.prompt_depth > len(blocks):
         raise UserError(f'--prompt_depth {opt.prompt_depth}: --arch {opt.arch} has {len(blocks)} blocks; 0 means all')
-    bound = math.sqrt(6 / (patches[0].numel() + len(patches)))                # Xavier's, as in the authors' code
+    weight = network.patch_embed.proj.weight                       # [C, 3, P, P], of the layer that embeds the patches
+    width = len(weight)
+    bound = math.sqrt(6 / (weight[0].numel() + width))             # Xavier's, as in the authors' code
     for number, block in enumerate(blocks[:opt.prompt_depth or None]):
-        prompts = patches.new_empty(n_prompts, len(patches)).uniform_(-bound, bound)
+        prompts = weight.new_empty(n_prompts, width).uniform_(-bound, bound)
+        n_replaced = n_prompts if number else 0
         block.register_parameter('prompts', torch.nn.Parameter(prompts))
-        block.register_forward_pre_hook(functools.partial(with_prompts, n_prefix, n_prompts if number else 0))
+        block.register_forward_pre_hook(functools.partial(with_prompts, n_prefix, n_replaced))
     blocks[-1].register_forward_hook(functools.partial(without_prompts, n_prefix, n_prompts))
     for module in network.blocks.modules():
         if hasattr(module, 'num_prefix_tokens'):                   # the tokens that have no rotary position embedding

@@ -11,7 +11,8 @@ class Download:
     """() -> the state dict of a torchvision weights entry, checked against its hash."""
 
     def __init__(self, weights):
-        self.weights, self.url = weights, weights.url
+        self.weights = weights
+        self.url = weights.url
 
     def __call__(self):
         return self.weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
@@ -36,7 +37,8 @@ def backbone(opt, name, weights='DEFAULT', size=None):
     from torchvision import models  # as slow to import as torch itself
     entry = getattr(models.get_model_weights(name), weights)
     preset = entry.transforms()
-    arguments, input_format = {}, {'mean': tuple(preset.mean), 'std': tuple(preset.std)}
+    arguments = {}
+    input_format = {'mean': tuple(preset.mean), 'std': tuple(preset.std)}
     if name in ('googlenet', 'inception_v3'):
         # Their weights come from TensorFlow, for inputs x * 2 - 1; torchvision converts the inputs inside the network.
         arguments = {'aux_logits': False, 'init_weights': opt.not_pretrained}

@@ -52,8 +52,11 @@ def build(opt, pml_arguments):
     if opt.batch_mining.startswith(pml.PREFIX):
         return pml.BatchMiner(opt, pml_arguments)
     module = choose(BATCHMINERS, opt.batch_mining, '--batch_mining')
-    # a file of the public code has no FLAGS
-    return module and module.BatchMiner(opt if hasattr(module, 'FLAGS') else public.with_public_margin(opt))
+    if module is None:
+        return None
+    if not hasattr(module, 'FLAGS'):                              # a file of the public code
+        opt = public.with_public_margin(opt)
+    return module.BatchMiner(opt)
 
 
 class Miners(list):

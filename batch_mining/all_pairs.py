@@ -18,7 +18,8 @@ def all_pairs(labels):
     ([[0, 1], [1, 0]], [[0, 2], [1, 2], [2, 0], [2, 1]])
     """
     same = labels[:, None] == labels
-    return same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device), ~same
+    positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return positives, ~same
 
 
 class BatchMiner:

@@ -100,7 +100,8 @@ class BatchMiner:
     """opt: miner_distance_lower_cutoff, miner_distance_positives."""
 
     def __init__(self, opt):
-        self.lower_cutoff, self.positives = opt.miner_distance_lower_cutoff, opt.miner_distance_positives
+        self.lower_cutoff = opt.miner_distance_lower_cutoff
+        self.positives = opt.miner_distance_positives
 
     def __call__(self, batch, labels):
         """batch [B, D] of norm 1, labels [B], on one device -> triplets [T, 3]."""

@@ -32,7 +32,7 @@ def easyhard_triplets(batch, labels, pos='easy', neg='semihard'):
             [4, 3, 0]])
     """
     same = labels[:, None] == labels
-    positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     similarities = similarities_in_rows(batch)
     if pos == 'easy':
         of_positive, positive = similarities.masked_fill(~positives, -torch.inf).max(dim=1, keepdim=True)
@@ -57,7 +57,8 @@ class BatchMiner:
     """opt: miner_easyhard_pos, miner_easyhard_neg."""
 
     def __init__(self, opt):
-        self.pos, self.neg = opt.miner_easyhard_pos, opt.miner_easyhard_neg
+        self.pos = opt.miner_easyhard_pos
+        self.neg = opt.miner_easyhard_neg
 
     def __call__(self, batch, labels):
         """batch [B, D], labels [B], on one device -> triplets [T, 3]."""

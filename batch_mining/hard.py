@@ -21,7 +21,7 @@ def hard_triplets(batch, labels):
             [4, 3, 2]])
     """
     same = labels[:, None] == labels
-    positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     similarities = similarities_in_rows(batch)
     positive = similarities.masked_fill(~positives, torch.inf).argmin(dim=1)
     negative = similarities.masked_fill(same, -torch.inf).argmax(dim=1)

@@ -19,7 +19,7 @@ def lifted_pairs(labels):
     ([[0, 1], [1, 0]], [[0, 2], [1, 2]])
     """
     same = labels[:, None] == labels
-    positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     is_anchor = (positives.any(dim=1) & ~same.all(dim=1))[:, None]
     return positives & is_anchor, ~same & is_anchor
 

@@ -32,7 +32,7 @@ def multisimilarity_pairs(batch, labels, epsilon=0.1):
         batch = F.normalize(batch, dim=1)
         similarities = batch @ batch.T
         same = labels[:, None] == labels
-        positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
         hardest_negative = similarities.masked_fill(same, -torch.inf).amax(dim=1, keepdim=True)
         hardest_positive = similarities.masked_fill(~positives, torch.inf).amin(dim=1, keepdim=True)
         return (positives & (similarities - epsilon < hardest_negative),

@@ -102,8 +102,11 @@ def parametric_triplets(batch, labels, weights, support_lim=(0.1, 1.4), among_al
     probabilities = weights[torch.bucketize(squared, edges[1:-1].square())]
     same = labels.unsqueeze(1) == labels
     size = same.sum(dim=1, keepdim=True)
-    negative = sample_weighted(probabilities if among_all else probabilities.masked_fill(same, 0))
-    positive, _ = sample_uniform(same if among_all else same.fill_diagonal_(False))
+    if not among_all:
+        probabilities = probabilities.masked_fill(same, 0)
+        same = same.fill_diagonal_(False)
+    negative = sample_weighted(probabilities)
+    positive, _ = sample_uniform(same)
     anchor = ((size - 1) * (len(labels) - size)).nonzero()[:, :1]
     return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 
@@ -179,17 +182,23 @@ class PADS:
 
     def __init__(self, opt):
         self.factors = torch.tensor(opt.miner_parametric_actions)
-        self.n_history, self.reward_of = opt.miner_parametric_history, opt.miner_parametric_reward
-        self.ppo, self.clip = opt.miner_parametric_learning == 'ppo', opt.miner_parametric_ppo_clip
-        self.old_update, self.baseline_rate = opt.miner_parametric_old_update, opt.miner_parametric_baseline_rate
+        self.n_history = opt.miner_parametric_history
+        self.reward_of = opt.miner_parametric_reward
+        self.ppo = opt.miner_parametric_learning == 'ppo'
+        self.clip = opt.miner_parametric_ppo_clip
+        self.old_update = opt.miner_parametric_old_update
+        self.baseline_rate = opt.miner_parametric_baseline_rate
         n_bins = opt.miner_parametric_n_support - 1
         n_state = len(self.METRICS) * (self.n_history + len(self.AVERAGED)) + n_bins + 1
         shape = n_state, len(self.factors), n_bins, opt.miner_parametric_policy_size
-        self.policy, self.old = Policy(*shape), Policy(*shape)
+        self.policy = Policy(*shape)
+        self.old = Policy(*shape)
         self.old.load_state_dict(self.policy.state_dict())
         self.policy_lr = opt.miner_parametric_policy_lr
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.policy_lr)
-        self.seen, self.n_learned, self.baseline = [], 0, 0.0        # metrics, oldest first; updates; mean reward
+        self.seen = []                                                 # the metrics, oldest first
+        self.n_learned = 0                                             # updates
+        self.baseline = 0.0                                            # the mean reward
         self.state = self.actions = None                               # from the last update
 
     @torch.enable_grad()

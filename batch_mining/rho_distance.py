@@ -93,7 +93,8 @@ class BatchMiner:
     """opt: miner_rho_distance_lower_cutoff, miner_rho_distance_cp."""
 
     def __init__(self, opt):
-        self.lower_cutoff, self.cp = opt.miner_rho_distance_lower_cutoff, opt.miner_rho_distance_cp
+        self.lower_cutoff = opt.miner_rho_distance_lower_cutoff
+        self.cp = opt.miner_rho_distance_cp
 
     def __call__(self, batch, labels):
         """batch [B, D] of norm 1, labels [B], on one device -> triplets [T, 3]."""

@@ -75,7 +75,8 @@ class BatchMiner:
     """
 
     def __init__(self, opt):
-        self.margin, self.power = opt.miner_semihard_margin, 2
+        self.margin = opt.miner_semihard_margin
+        self.power = 2
         if self.margin is None:
             self.margin = getattr(opt, f'loss_{opt.loss}_margin', 0.2)
             self.power = opt.loss_triplet_power if opt.loss == 'triplet' else MARGIN_POWERS.get(opt.loss, 2)

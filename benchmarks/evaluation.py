@@ -24,7 +24,8 @@ NEIGHBOURS = 14              # number of neighbours that faiss finds: two more t
 # Targets at RECALL, on the slower of two sets of embeddings, with equal and with unequal spread of the classes: the
 # metrics of SHORT are so many times as fast as AccuracyCalculator; DEEP takes at most DEEP_TARGET faiss searches
 SHORT_TARGETS = {'CUB': 1.5, 'Cars': 1.7, 'In-Shop': 1.8, 'SOP': 2.5, 'SOP/3': 2.5}
-DEEP_TARGET, RECALL = 1.1, 0.53
+DEEP_TARGET = 1.1
+RECALL = 0.53
 
 
 def interleaved(contenders, rounds):
@@ -47,10 +48,14 @@ def peers(points, labels, is_query=None):
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
     calculator = AccuracyCalculator(('precision_at_1', 'r_precision', 'mean_average_precision_at_r'),
                                     k='max_bin_count', device=points.device)
-    everyone = np.ones(len(labels), bool)
-    queries, gallery = (everyone, everyone) if is_query is None else (is_query, ~is_query)
-    array, targets = points.cpu().numpy(), torch.from_numpy(labels).to(points.device)
-    reference = () if is_query is None else (points[gallery], targets[gallery], False)
+    array = points.cpu().numpy()
+    targets = torch.from_numpy(labels).to(points.device)
+    queries = gallery = np.ones(len(labels), bool)
+    reference = ()
+    if is_query is not None:
+        queries = is_query
+        gallery = ~is_query
+        reference = points[gallery], targets[gallery], False
 
     def search():
         index = faiss.IndexFlatL2(points.shape[1])
@@ -68,7 +73,8 @@ def ranking_row(size, dim, recall, unequal, rounds):
     found = interleaved(peers(points, labels, is_query) | {
         'short': lambda: evaluation.compute(SHORT, points, labels, is_query),
         'deep': lambda: evaluation.compute(DEEP, points, labels, is_query)}, rounds)
-    seconds, peaks = ({name: pair[i] for name, pair in found.items()} for i in (0, 1))
+    seconds = {name: pair[0] for name, pair in found.items()}
+    peaks = {name: pair[1] for name, pair in found.items()}
     measured = evaluation.compute(['precision_at_1'], points, labels, is_query)['precision_at_1']
     return seconds, peaks, measured
 
@@ -81,11 +87,12 @@ def print_table(options):
     for name, dim, unequal in itertools.product(options.sizes, options.dims, (False, True)):
         rounds = 5 if SIZES[name][0] < 50_000 else 2
         seconds, peaks, measured = ranking_row(SIZES[name], dim, options.recall, unequal, rounds)
-        times = ' | '.join(f'{seconds[way]:.2f}' for way in seconds)
-        print(f'| {name} x {dim} | {("equal", "unequal")[unequal]} | {measured:.2f} | {times} | '
+        spread = 'unequal' if unequal else 'equal'
+        times = ' | '.join(f'{time:.2f}' for time in seconds.values())
+        memory = ' / '.join(f'{peak:,.0f}' for peak in peaks.values())
+        print(f'| {name} x {dim} | {spread} | {measured:.2f} | {times} | '
               f'{seconds["PML"] / seconds["short"]:.2f} | {SHORT_TARGETS[name]} | '
-              f'{seconds["deep"] / seconds["faiss"]:.2f} | {" / ".join(f"{peaks[way]:,.0f}" for way in peaks)} |',
-              flush=True)
+              f'{seconds["deep"] / seconds["faiss"]:.2f} | {memory} |', flush=True)
 
 
 def short():

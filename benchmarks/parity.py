@@ -5,8 +5,9 @@ public code of Roth et al.
 python -m benchmarks.parity FOLDER [FOLDER ...] [FLAGS OF main.py]
 
 FOLDER is a checkout with the folders criteria, batch_mining or batchminer, datasampler, architectures, or some of them.
-Each file is registered under its name, in a process of its own, and trains two epochs of one step (on a few small
-images, with the network conv4, unless the flags say otherwise). A network begins with random weights, and downloads
+Each file is registered in a process of its own, as public_NAME where this program has a part of its name, whose flags
+it reads. It trains two epochs of one step (on a few small images, with the network conv4, unless the flags say
+otherwise). A network begins with random weights, and downloads
 none. Nothing is written into the folder or into this checkout.
 """
 import argparse
@@ -32,6 +33,8 @@ from utilities.errors import UserError, exit_code
 LIMIT = 300                                                           # seconds for one part
 PACKAGES = {'criteria': 'criteria', 'batch_mining': 'batch_mining', 'batchminer': 'batch_mining',
             'datasampler': 'datasampler', 'architectures': 'architectures'}
+REGISTRIES = {'criteria': 'CRITERIA', 'batch_mining': 'BATCHMINERS', 'datasampler': 'SAMPLERS',
+              'architectures': 'ARCHITECTURES'}
 CLASSES = {'criteria': 'Criterion', 'batch_mining': 'BatchMiner', 'datasampler': 'Sampler', 'architectures': 'Network'}
 FLAGS = [*runs.FLAGS.split(), *('--n_epochs 2 --iterations_per_epoch 1 --evaluation_metrics e_recall@1 --loss triplet '
                                 '--batch_mining random --data_batchmatch_bigbs 24').split()]
@@ -48,16 +51,14 @@ def find_parts(folder):
 
 
 def register(package, file):
-    """Imports the file as a module of the package and adds it to the registry; the module."""
-    name = f'{package}.{file.stem}'
-    spec = importlib.util.spec_from_file_location(name, file)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    """Adds the file to the registry of the package; returns its name there, and its module."""
+    registry = getattr(importlib.import_module(package), REGISTRIES[package])
+    name = f'public_{file.stem}' if file.stem in registry else file.stem
+    spec = importlib.util.spec_from_file_location(f'{package}.{name}', file)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    owner = importlib.import_module(package)
-    registry = {'criteria': 'CRITERIA', 'batch_mining': 'BATCHMINERS', 'datasampler': 'SAMPLERS',
-                'architectures': 'ARCHITECTURES'}[package]
-    getattr(owner, registry)[file.stem] = module
-    return module
+    registry[name] = module
+    return name, module
 
 
 def selecting(package, name, module):
@@ -84,8 +85,7 @@ def train(package, file, flags, folder):
     sys.dont_write_bytecode = True
     without_downloads(folder)
     try:
-        module = register(package, file)
-        sys.argv = [str(ROOT / 'main.py'), *FLAGS, *selecting(package, file.stem, module), *flags]
+        sys.argv = [str(ROOT / 'main.py'), *FLAGS, *selecting(package, *register(package, file)), *flags]
         runpy.run_path(sys.argv[0], run_name='__main__')
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]

@@ -107,7 +107,8 @@ def antico_loss(batch, labels, proxies, rate_of='batch_proxy', rate_weight=1.0, 
         if rate_scale == 'code' and rate_of != 'pair':
             scale = 1 / scale
         rate = gamma_2 * coding_rate(points, gamma_1 / eps * scale)
-        return align_weight * alignment + rate_weight * ((-rate).exp() if rate_term == 'exp' else -rate)
+        diversity = (-rate).exp() if rate_term == 'exp' else -rate
+        return align_weight * alignment + rate_weight * diversity
 
 
 class Criterion(torch.nn.Module):

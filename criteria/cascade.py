@@ -72,13 +72,17 @@ class Cascade(torch.nn.Module):
 
     def __init__(self, levels, given, miner, fractions):
         super().__init__()
-        self.levels, self.given, self.miner, self.fractions = torch.nn.ModuleList(levels), given, miner, fractions
+        self.levels = torch.nn.ModuleList(levels)
+        self.given = given
+        self.miner = miner
+        self.fractions = fractions
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D], the levels' embeddings side by side, labels [B] int64, on one device -> scalar."""
         parts = batch.chunk(len(self.levels), dim=1)
         tuples = self.selected(parts, self.miner(parts[0], labels))
-        values, self.log = [], {}
+        values = []
+        self.log = {}
         for number, (level, part, given, found) in enumerate(zip(self.levels, parts, self.given, tuples, strict=True),
                                                              start=1):
             given.tuples = found
@@ -109,11 +113,15 @@ def around(opt, build, miner):
     given = [miner.given() for _ in range(n_levels)]
     levels = [build(level, own) for own in given]
     takes_pairs = miner.use == 'any' or 'references' in levels[0].takes    # a loss of references compares pairs
-    return Cascade(levels, given, miner if takes_pairs else miner.listing(), opt.cascade_fractions)
+    if not takes_pairs:
+        miner = miner.listing()
+    return Cascade(levels, given, miner, opt.cascade_fractions)
 
 
 def problem(opt):
-    blocks, fractions, n_levels = opt.cascade, opt.cascade_fractions, len(opt.cascade) + 1
+    blocks = opt.cascade
+    fractions = opt.cascade_fractions
+    n_levels = len(opt.cascade) + 1
     if blocks != sorted({*blocks}):
         return f'--cascade {shown(blocks)}: give the blocks in ascending order, each once'
     if len(fractions) != len(blocks) or fractions != sorted(fractions, reverse=True):

@@ -43,7 +43,9 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
     with torch.autocast(batch.device.type, enabled=False):
         batch = F.normalize(batch, dim=1)
         if references is None:
-            references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
+            references = batch
+            reference_labels = labels
+            own = torch.arange(len(labels), device=labels.device)
         else:
             references = F.normalize(references.to(batch.dtype), dim=1)
         similarities = batch @ references.T
@@ -66,7 +68,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.margin, self.gamma = opt.loss_circle_margin, opt.loss_circle_gamma
+        self.margin = opt.loss_circle_margin
+        self.gamma = opt.loss_circle_gamma
 
     def forward(self, batch, labels, references=None, reference_labels=None, own=None, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar; references: see circle_loss."""

@@ -81,8 +81,11 @@ def read_weights(file, class_names):
     The weights [C] of the classes in a CSV file with the columns class and weight. Raises ValueError for other content
     and for classes that are missing, unknown or named twice; OSError if the file cannot be read.
     """
-    with open(file, encoding='utf-8-sig', newline='') as lines:
-        head, *rows = [row for row in csv.reader(lines) if row] or [[]]
+    try:
+        with open(file, encoding='utf-8-sig', newline='') as lines:
+            head, *rows = [row for row in csv.reader(lines) if row] or [[]]
+    except csv.Error as error:
+        raise ValueError(f'not a CSV file ({error})') from None
     if head != ['class', 'weight']:
         raise ValueError('the first line must be class,weight')
     try:

@@ -88,6 +88,8 @@ def contextual_loss(batch, labels, k=4, eps=0.05, context_weight=0.4, contrastiv
     >>> contextual_loss(batch, torch.tensor([0, 0, 1]), k=2)
     tensor(0.3475)
     """
+    if labels.shape != batch.shape[:1]:
+        raise ValueError(f'expected labels [B] for embeddings [B, D], not {[*labels.shape]} for {[*batch.shape]}')
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         batch = F.normalize(batch, dim=1)

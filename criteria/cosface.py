@@ -48,7 +48,9 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.margin, self.scale, self.lr = opt.loss_cosface_margin, opt.loss_cosface_scale, opt.loss_cosface_lr
+        self.margin = opt.loss_cosface_margin
+        self.scale = opt.loss_cosface_scale
+        self.lr = opt.loss_cosface_lr
         limit = opt.embed_dim ** -0.5
         self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
 

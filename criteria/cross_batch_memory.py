@@ -37,22 +37,29 @@ class CrossBatchMemory(torch.nn.Module):
 
     def __init__(self, criterion, size, dim, weight=1.0, start=0):
         super().__init__()
-        self.criterion, self.size, self.weight, self.start = criterion, size, weight, start
+        self.criterion = criterion
+        self.size = size
+        self.weight = weight
+        self.start = start
         self.register_buffer('embeddings', torch.zeros(size, dim))
         self.register_buffer('labels', torch.zeros(size, dtype=torch.int64))
-        self.n_seen, self.n_batches = 0, 0               # kept on the host: no step waits for the device
+        self.n_seen = 0                                  # kept on the host: no step waits for the device
+        self.n_batches = 0
 
     def get_extra_state(self):
         return {'n_seen': self.n_seen, 'n_batches': self.n_batches}
 
     def set_extra_state(self, state):
-        self.n_seen, self.n_batches = state['n_seen'], state['n_batches']
+        self.n_seen = state['n_seen']
+        self.n_batches = state['n_batches']
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
         own = torch.arange(self.n_seen, self.n_seen + len(batch), device=batch.device) % self.size
-        self.embeddings[own], self.labels[own] = batch.detach().to(self.embeddings.dtype), labels
-        self.n_seen, self.n_batches = self.n_seen + len(batch), self.n_batches + 1
+        self.embeddings[own] = batch.detach().to(self.embeddings.dtype)
+        self.labels[own] = labels
+        self.n_seen += len(batch)
+        self.n_batches += 1
         loss = self.criterion(batch=batch, labels=labels, **kwargs)
         self.log = getattr(self.criterion, 'log', {})
         if self.n_batches <= self.start:

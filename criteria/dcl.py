@@ -34,6 +34,8 @@ def dcl_loss(batch, labels, temperature=0.1, weighted=False, sigma=0.5, reductio
     >>> dcl_loss(batch, torch.tensor([0, 0, 1]), temperature=1.0)
     tensor(-0.2000)
     """
+    if labels.shape != batch.shape[:1]:
+        raise ValueError(f'expected labels [B] for embeddings [B, D], not {[*labels.shape]} for {[*batch.shape]}')
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         batch = F.normalize(batch, dim=1)
@@ -59,7 +61,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.temperature, self.weighted = opt.loss_dcl_temperature, opt.loss_dcl_weighted
+        self.temperature = opt.loss_dcl_temperature
+        self.weighted = opt.loss_dcl_weighted
         self.sigma = opt.loss_dcl_sigma if self.weighted else None
 
     def forward(self, batch, labels, reduction='mean', **kwargs):

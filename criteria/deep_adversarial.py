@@ -79,9 +79,15 @@ class DeepAdversarial(torch.nn.Module):
     def __init__(self, criterion, given, miner, n_features, normalize=True, widths=(512, 512), lr=1e-5, weight=1.0,
                  reg_weight=1.0, adv_weight=50.0, margin=0.2, real_weight=1.0, delay=0):
         super().__init__()
-        self.criterion, self.given, self.miner, self.normalize = criterion, given, miner, normalize
-        self.weights, self.weight, self.real_weight = (1.0, reg_weight, adv_weight), weight, real_weight
-        self.margin, self.delay = margin, delay
+        self.criterion = criterion
+        self.given = given
+        self.miner = miner
+        self.normalize = normalize
+        self.weights = (1.0, reg_weight, adv_weight)
+        self.weight = weight
+        self.real_weight = real_weight
+        self.margin = margin
+        self.delay = delay
         layers = [torch.nn.Linear(*sizes) for sizes in itertools.pairwise([3 * n_features, *widths, n_features])]
         self.generator = torch.nn.Sequential(*[part for layer in layers for part in (torch.nn.ReLU(), layer)][1:])
         self.lr = lr
@@ -100,7 +106,8 @@ class DeepAdversarial(torch.nn.Module):
         """
         batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
         with torch.autocast(batch.device.type, enabled=False):
-            triplets, features = self.miner(batch, labels), batch_features.flatten(1).to(batch.dtype)
+            triplets = self.miner(batch, labels)
+            features = batch_features.flatten(1).to(batch.dtype)
             loss = self.tuple_loss(triplets, batch, labels, features, f_embed, **kwargs)
             log = getattr(self.criterion, 'log', {})                  # scalars of the real triplets
             anchors, positives, negatives = features.detach()[triplets.T]
@@ -149,10 +156,11 @@ def around(opt, build, miner):
     if of_images:
         raise ValueError(f'--daml does not work with --loss {opt.loss}, which takes {", ".join(sorted(of_images))}: '
                          'synthetic negatives have only features and embeddings')
+    lr = opt.lr if opt.daml_lr < 0 else opt.daml_lr
     return DeepAdversarial(
-        criterion, given, miner.listing(), opt.n_features, '_normalize' in opt.arch, opt.daml_layers,
-        opt.lr if opt.daml_lr < 0 else opt.daml_lr, opt.daml_weight, opt.daml_reg_weight, opt.daml_adv_weight,
-        opt.daml_margin, opt.daml_real_weight, opt.daml_delay)
+        criterion, given, miner.listing(), opt.n_features, '_normalize' in opt.arch, opt.daml_layers, lr,
+        opt.daml_weight, opt.daml_reg_weight, opt.daml_adv_weight, opt.daml_margin, opt.daml_real_weight,
+        opt.daml_delay)
 
 
 def problem(opt):

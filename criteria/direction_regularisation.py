@@ -35,7 +35,9 @@ class DirectionRegularised(torch.nn.Module):
 
     def __init__(self, criterion, miner, weight):
         super().__init__()
-        self.criterion, self.miner, self.weight = criterion, miner, weight
+        self.criterion = criterion
+        self.miner = miner
+        self.weight = weight
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""

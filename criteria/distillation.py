@@ -37,7 +37,8 @@ def distillation_loss(batch, teacher_batch, temperature=1.0):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        batch, teacher_batch = F.normalize(batch, dim=1), F.normalize(teacher_batch.detach().to(batch.dtype), dim=1)
+        teacher_batch = F.normalize(teacher_batch.detach().to(batch.dtype), dim=1)
+        batch = F.normalize(batch, dim=1)
         return distillation(batch @ batch.T, teacher_batch @ teacher_batch.T, temperature)
 
 
@@ -53,7 +54,9 @@ class Distilled(torch.nn.Module):
 
     def __init__(self, criterion, weight=50.0, temperature=1.0):
         super().__init__()
-        self.criterion, self.weight, self.temperature = criterion, weight, temperature
+        self.criterion = criterion
+        self.weight = weight
+        self.temperature = temperature
 
     def forward(self, batch, labels, teacher_batch, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, teacher_batch [B, D'], on one device -> scalar."""

@@ -85,7 +85,7 @@ def dr_multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=50.0, marg
         batch = F.normalize(batch, dim=1)
         similarities = batch @ batch.T
         same = labels[:, None] == labels
-        every_positive = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        every_positive = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
         positives, negatives = mine_pairs(similarities.detach(), every_positive, ~same, margin)
         pull = log_one_plus_sum_exp(-pos_weight * (similarities - thresh), positives) / pos_weight
         if gamma:

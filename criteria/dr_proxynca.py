@@ -68,7 +68,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.gamma, self.scale = opt.loss_dr_proxynca_gamma, opt.loss_dr_proxynca_scale
+        self.gamma = opt.loss_dr_proxynca_gamma
+        self.scale = opt.loss_dr_proxynca_scale
         self.proxies = torch.nn.Parameter(F.normalize(torch.randn(opt.n_classes, opt.embed_dim), dim=1))
         self.optim_dict_list = [{'params': [self.proxies], 'lr': opt.lr * opt.loss_dr_proxynca_lrmulti}]
 

@@ -33,10 +33,13 @@ def sides_and_product(batch, triplets):
     anchors, positives, negatives = triplets.T
     if len(triplets) > 4 * len(batch):
         distances = root(*squared_distances(batch))                # 10 times as fast for all triplets of 112 samples
-        d_ap, d_an, d_pn = distances[anchors, positives], distances[anchors, negatives], distances[positives, negatives]
+        d_ap = distances[anchors, positives]
+        d_an = distances[anchors, negatives]
+        d_pn = distances[positives, negatives]
         return d_ap, d_an, (d_ap.square() + d_an.square() - d_pn.square()) / 2
     own = batch.index_select(0, anchors)
-    to_positive, to_negative = batch.index_select(0, positives) - own, batch.index_select(0, negatives) - own
+    to_positive = batch.index_select(0, positives) - own
+    to_negative = batch.index_select(0, negatives) - own
     return (torch.linalg.vector_norm(to_positive, dim=1), torch.linalg.vector_norm(to_negative, dim=1),
             (to_positive * to_negative).sum(dim=1))
 
@@ -77,7 +80,9 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, batchminer):
         super().__init__()
-        self.margin, self.gamma, self.batchminer = opt.loss_dr_triplet_margin, opt.loss_dr_triplet_gamma, batchminer
+        self.margin = opt.loss_dr_triplet_margin
+        self.gamma = opt.loss_dr_triplet_gamma
+        self.batchminer = batchminer
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""

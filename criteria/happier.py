@@ -38,7 +38,8 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, matrix, term, n_rows):
-        total, gradient = matrix.new_zeros(()), torch.zeros_like(matrix)
+        total = matrix.new_zeros(())
+        gradient = torch.zeros_like(matrix)
         for rows in torch.arange(len(matrix), device=matrix.device).split(n_rows):
             with torch.enable_grad():
                 part = matrix[rows].requires_grad_()

@@ -142,15 +142,20 @@ def sum_of_violations(distances, triplets, weights, margin, temperature):
     The sum of weights [T] times the hinge losses of ancestor_violations, with new noise. On the CPU, triplets of weight
     0 are skipped, and the others are processed in chunks that fit into the cache.
     """
-    fixed, n_proxies, size = distances.detach(), distances.shape[1], len(triplets)
+    fixed = distances.detach()
+    n_proxies = distances.shape[1]
+    size = len(triplets)
     if distances.device.type == 'cpu':                             # a GPU would have to wait for nonzero()
-        counted, size = weights.nonzero()[:, 0], max(CHUNK // n_proxies, 1)
+        counted = weights.nonzero()[:, 0]
+        size = max(CHUNK // n_proxies, 1)
         triplets, weights = triplets[counted], weights[counted]
-    value, gradient = distances.new_zeros(()), torch.zeros_like(fixed)
+    value = distances.new_zeros(())
+    gradient = torch.zeros_like(fixed)
     for rows, of_rows in zip(triplets.split(size), weights.split(size), strict=True):
         noise = [gumbel(len(rows), n_proxies, like=fixed) for _ in range(2)]
         violations, slopes = ancestor_violations(fixed, rows, of_rows, noise, margin, temperature)
-        value, gradient = value + violations @ of_rows, gradient + slopes
+        value = value + violations @ of_rows
+        gradient = gradient + slopes
     return value + ((distances - fixed) * gradient).sum()
 
 
@@ -182,7 +187,8 @@ def hier_loss(batch, labels, proxies, k=20, margin=0.1, temperature=0.1, c=0.1, 
         points = to_ball(torch.cat([batch, proxies.to(batch.dtype)]), c, clip_r)
         distances = ball_distances(with_riemannian_gradient(points, c), c)
         similarities = (-distances.detach()).exp()
-        n, total = len(batch), 0
+        n = len(batch)
+        total = 0
         for part, same in ((slice(n), labels[:, None] == labels), (slice(n, None), 0)):
             triplets, is_valid = sample_triplets(similarities[part, part] + same, k, n_triplets)
             weights = is_valid.to(batch.dtype) / is_valid.sum().clamp(min=1)

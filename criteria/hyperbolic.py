@@ -96,9 +96,12 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         slot, size = slots(labels)
-        n_slots, same = int(size.max()), labels[:, None] == labels
-        logits, least = hyperbolic_logits(batch, c, temperature, clip_r), torch.finfo(batch.dtype).min / 2
-        total, n_pairs = batch.sum() * 0, 0
+        n_slots = int(size.max())
+        same = labels[:, None] == labels
+        logits = hyperbolic_logits(batch, c, temperature, clip_r)
+        least = torch.finfo(batch.dtype).min / 2
+        total = batch.sum() * 0
+        n_pairs = 0
         for other in range(n_slots):                           # the positives' slot; the anchors have the others
             both = size > slot[:, None].clamp(min=other)           # [B, B], whether a column's class has both slots
             in_slots = ((slot == slot[:, None]) | (slot == other)) & both
@@ -109,7 +112,8 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
             valid = (size > other) & (slot != other)
             sums, counts = (part.new_zeros(n_slots).index_add(0, slot, part)
                             for part in (terms.where(valid, 0), valid.to(terms.dtype)))
-            total, n_pairs = total + (sums / counts.clamp(min=1)).sum(), n_pairs + (counts > 0).sum()
+            total = total + (sums / counts.clamp(min=1)).sum()
+            n_pairs = n_pairs + (counts > 0).sum()
         return total / n_pairs.clamp(min=1)
 
 

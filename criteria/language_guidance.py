@@ -73,7 +73,9 @@ class LanguageGuided(torch.nn.Module):
 
     def __init__(self, criterion, vectors, weight, delay=0, shift=1.0, temperature=1.0, direction='backward'):
         super().__init__()
-        self.criterion, self.weight, self.delay = criterion, weight, delay
+        self.criterion = criterion
+        self.weight = weight
+        self.delay = delay
         self.register_buffer('vectors', vectors, persistent=False)          # checkpoints hold their checksum instead
         self.arguments = shift, temperature, direction
 

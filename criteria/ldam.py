@@ -56,7 +56,9 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.max_margin, self.scale, self.lr = opt.loss_ldam_max_margin, opt.loss_ldam_scale, opt.loss_ldam_lr
+        self.max_margin = opt.loss_ldam_max_margin
+        self.scale = opt.loss_ldam_scale
+        self.lr = opt.loss_ldam_lr
         self.weights_beta = opt.loss_ldam_weights_beta
         self.weights_delay = opt.loss_ldam_weights_delay if self.weights_beta else 0
         limit = opt.embed_dim ** -0.5

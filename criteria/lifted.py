@@ -67,7 +67,9 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, batchminer):
         super().__init__()
-        self.neg_margin, self.l2, self.batchminer = opt.loss_lifted_neg_margin, opt.loss_lifted_l2, batchminer
+        self.neg_margin = opt.loss_lifted_neg_margin
+        self.l2 = opt.loss_lifted_l2
+        self.batchminer = batchminer
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, not normalised, labels [B] int64, on one device -> scalar."""

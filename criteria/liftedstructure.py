@@ -48,7 +48,7 @@ def liftedstructure_loss(batch, labels, neg_margin=1.0, l2=0.0):
         # finite: −inf would make the gradient of a batch of one class nan; relu makes the term 0
         push = (neg_margin - distances).masked_fill(same, torch.finfo(batch.dtype).min / 2).logsumexp(dim=1)
         structured = F.relu(distances + torch.logaddexp(push[:, None], push))
-        positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
         loss = structured.where(positives, 0).square().sum() / (2 * positives.count_nonzero()).clamp(min=1)
         return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean() if l2 else loss
 
@@ -58,7 +58,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.neg_margin, self.l2 = opt.loss_liftedstructure_neg_margin, opt.loss_liftedstructure_l2
+        self.neg_margin = opt.loss_liftedstructure_neg_margin
+        self.l2 = opt.loss_liftedstructure_l2
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, not normalised, labels [B] int64, on one device -> scalar."""

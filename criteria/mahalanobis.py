@@ -41,7 +41,8 @@ class Mahalanobis(torch.nn.Module):
 
     def __init__(self, criterion, dim, lr):
         super().__init__()
-        self.criterion, self.lr = criterion, lr
+        self.criterion = criterion
+        self.lr = lr
         self.matrix = torch.nn.Parameter(torch.eye(dim))
 
     def forward(self, batch, labels, **kwargs):
@@ -77,4 +78,5 @@ def around(opt, build, miner):
     if beyond:
         raise ValueError(f'--mahalanobis does not work with --loss {opt.loss}, which takes {", ".join(sorted(beyond))} '
                          'beside the embeddings')
-    return Mahalanobis(criterion, opt.embed_dim, opt.lr if opt.mahalanobis_lr < 0 else opt.mahalanobis_lr)
+    lr = opt.lr if opt.mahalanobis_lr < 0 else opt.mahalanobis_lr
+    return Mahalanobis(criterion, opt.embed_dim, lr)

@@ -75,14 +75,18 @@ def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0, log=None):
     with torch.autocast(batch.device.type, enabled=False):
         if isinstance(triplets, tuple):
             positives, negatives = (mask.to(batch.dtype) for mask in triplets)
-            distances, beta = root(*squared_distances(batch)), beta.expand(len(batch))[:, None]
+            distances = root(*squared_distances(batch))
+            beta = beta.expand(len(batch))[:, None]
             too_far, too_near = F.relu(distances - beta + margin), F.relu(beta - distances + margin)
             n_positives, n_negatives = positives.sum(dim=1, keepdim=True), negatives.sum(dim=1, keepdim=True)
             # a pair is in as many triplets as its anchor has pairs of the other kind
             far_weights, near_weights = positives * n_negatives, negatives * n_positives
             n_triplets = n_positives * n_negatives
         else:
-            beta, far_weights, near_weights, n_triplets = beta.expand(len(triplets)), 1, 1, 1
+            beta = beta.expand(len(triplets))
+            far_weights = 1
+            near_weights = 1
+            n_triplets = 1
             too_far, too_near = margin_violations(batch, triplets, beta, margin)
             if log is not None:
                 log.update(tuples=len(triplets), active_tuples=(too_far + too_near).count_nonzero(),
@@ -100,14 +104,18 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, batchminer):
         super().__init__()
-        self.margin, self.nu, self.lr = opt.loss_margin_margin, opt.loss_margin_nu, opt.loss_margin_beta_lr
+        self.margin = opt.loss_margin_margin
+        self.nu = opt.loss_margin_nu
+        self.lr = opt.loss_margin_beta_lr
         self.batchminer = batchminer
-        beta = torch.full((1 if opt.loss_margin_beta_shared else opt.n_classes,), float(opt.loss_margin_beta))
+        n_betas = 1 if opt.loss_margin_beta_shared else opt.n_classes
+        beta = torch.full((n_betas,), float(opt.loss_margin_beta))
         self.beta = torch.nn.Parameter(beta, requires_grad=not opt.loss_margin_beta_constant)
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings of norm 1, labels [B] int64 below n_classes, on one device -> scalar."""
-        mined, anchors = self.batchminer(batch, labels), slice(None)
+        mined = self.batchminer(batch, labels)
+        anchors = slice(None)
         if not isinstance(mined, tuple):
             mined = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
             anchors = mined[:, 0]

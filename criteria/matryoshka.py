@@ -56,16 +56,21 @@ class Matryoshka(torch.nn.Module):
 
     def __init__(self, criterion, prefixes, weights, normalize=True, given=None, miner=None):
         super().__init__()
-        self.criterion, self.weights, self.normalize = criterion, weights, normalize
+        self.criterion = criterion
+        self.weights = weights
+        self.normalize = normalize
         self.prefixes = torch.nn.ModuleDict({str(dim): loss for dim, loss in prefixes.items()})
-        self.given, self.miner = given, miner
+        self.given = given
+        self.miner = miner
         self.widths = {dim: take_parameters(loss, criterion, dim) for dim, loss in prefixes.items()}
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
         if self.miner is not None:
             self.given.tuples = self.miner(batch, labels)
-        shared, values, log = dict(self.criterion.named_parameters()), [], {}
+        shared = dict(self.criterion.named_parameters())
+        values = []
+        log = {}
         for dim, widths in self.widths.items():
             own = {name: shared[name] if width is None else shared[name][..., :width] for name, width in widths.items()}
             named = {'batch': embedding_prefix(batch, dim, self.normalize), 'labels': labels} | kwargs
@@ -84,7 +89,8 @@ def take_parameters(loss, criterion, dim):
     Removes the parameters of the loss of a prefix. Returns {name: how many components of the last axis of the parameter
     of `criterion` replace it; None: all of them}.
     """
-    shared, widths = dict(criterion.named_parameters()), {}
+    shared = dict(criterion.named_parameters())
+    widths = {}
     for name, own in [*loss.named_parameters()]:
         shape = shared[name].shape
         if own.shape[:-1] != shape[:-1] or own.shape != shape and own.shape[-1] != dim:
@@ -124,7 +130,8 @@ def problem(opt):
         return '--matryoshka does not work with --cascade: its embedding consists of several'
     if opt.daml:
         return '--matryoshka does not work with --daml: synthetic negatives have features of the whole embedding'
-    dims, weights = opt.matryoshka, opt.matryoshka_weights
+    dims = opt.matryoshka
+    weights = opt.matryoshka_weights
     if dims != sorted({*dims}) or dims[-1] != opt.embed_dim:
         return (f'--matryoshka {shown(dims)}: give dimensions in ascending order, each once, and --embed_dim, '
                 f'{opt.embed_dim}, as the last one; other dimensions of the embedding would not be trained')

@@ -75,7 +75,9 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
     with torch.autocast(batch.device.type, enabled=False):
         batch = F.normalize(batch, dim=1)
         if references is None:
-            references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
+            references = batch
+            reference_labels = labels
+            own = torch.arange(len(labels), device=labels.device)
         else:
             references = F.normalize(references.to(batch.dtype), dim=1)
         similarities = batch @ references.T

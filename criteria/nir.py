@@ -85,7 +85,9 @@ class Flow(torch.nn.Module):
 
     def __init__(self, dim, n_blocks=5, width=128, depth=8, clamp=2.0, cond_mode='dense', init='none'):
         super().__init__()
-        self.clamp, self.cond_mode, self.n_first = clamp, cond_mode, round(dim / 2)
+        self.clamp = clamp
+        self.cond_mode = cond_mode
+        self.n_first = round(dim / 2)
         one = {'start': 0, 'mid': n_blocks // 2, 'end': n_blocks - 1}.get(cond_mode)
         self.is_conditional = [one in (None, block) for block in range(n_blocks)]
         orders = [torch.randperm(dim, generator=torch.Generator().manual_seed(block)) for block in range(n_blocks)]
@@ -99,7 +101,11 @@ class Flow(torch.nn.Module):
                 for layer in list(net)[2::2]:
                     torch.nn.init.xavier_uniform_(layer.weight)
                     torch.nn.init.zeros_(layer.bias)
-        n_embedders = {'dense_embed': 1}.get(cond_mode, n_blocks if cond_mode.startswith('dense_embed') else 0)
+        n_embedders = 0
+        if cond_mode == 'dense_embed':
+            n_embedders = 1
+        elif cond_mode.startswith('dense_embed'):
+            n_embedders = n_blocks
         self.embedders = torch.nn.ModuleList([mlp(dim, dim, dim, 2) for _ in range(n_embedders)])
 
     def conditions(self, condition):

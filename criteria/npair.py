@@ -50,7 +50,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, batchminer):
         super().__init__()
-        self.l2, self.batchminer = opt.loss_npair_l2, batchminer
+        self.l2 = opt.loss_npair_l2
+        self.batchminer = batchminer
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, not normalised, labels [B] int64, on one device -> scalar."""

@@ -37,7 +37,8 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, matrix, term, n_rows):
-        total, gradient = matrix.new_zeros(()), torch.zeros_like(matrix)
+        total = matrix.new_zeros(())
+        gradient = torch.zeros_like(matrix)
         for rows in torch.arange(len(matrix), device=matrix.device).split(n_rows):
             with torch.enable_grad():
                 part = matrix[rows].requires_grad_()
@@ -112,7 +113,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.alpha, self.delta = opt.loss_pfml_alpha, opt.loss_pfml_delta
+        self.alpha = opt.loss_pfml_alpha
+        self.delta = opt.loss_pfml_delta
         self.proxies = torch.nn.Parameter(torch.randn(opt.n_classes, opt.loss_pfml_n_proxies, opt.embed_dim))
         self.optim_dict_list = [{'params': [self.proxies], 'lr': opt.lr * opt.loss_pfml_lrmulti}]
 

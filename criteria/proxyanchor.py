@@ -60,7 +60,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.margin, self.alpha = opt.loss_proxyanchor_margin, opt.loss_proxyanchor_alpha
+        self.margin = opt.loss_proxyanchor_margin
+        self.alpha = opt.loss_proxyanchor_alpha
         self.proxies = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim))
         torch.nn.init.kaiming_normal_(self.proxies, mode='fan_out')
         self.optim_dict_list = [{'params': [self.proxies], 'lr': opt.lr * opt.loss_proxyanchor_lrmulti}]

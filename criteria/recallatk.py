@@ -28,7 +28,8 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, matrix, term, n_rows):
-        total, gradient = matrix.new_zeros(()), torch.zeros_like(matrix)
+        total = matrix.new_zeros(())
+        gradient = torch.zeros_like(matrix)
         for rows in torch.arange(len(matrix), device=matrix.device).split(n_rows):
             with torch.enable_grad():
                 part = matrix[rows].requires_grad_()
@@ -94,7 +95,8 @@ def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_te
             return (torch.minimum(found, cuts) / most).mean(dim=0).sum()
 
         n_rows = max(1, 2 ** 20 // max(1, len(anchors)))           # about 4 MB of comparisons
-        cosines, everyone = batch @ batch.T, torch.arange(len(labels), device=labels.device)
+        cosines = batch @ batch.T
+        everyone = torch.arange(len(labels), device=labels.device)
         total = SumOverRows.apply(cosines, recalls, n_rows) if n_rows < len(labels) else recalls(cosines, everyone)
         n_queries = (n_positives > 0).sum()
         return (n_queries - total) / n_queries.clamp(min=1)

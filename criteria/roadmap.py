@@ -33,7 +33,8 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, matrix, term, n_rows):
-        total, gradient = matrix.new_zeros(()), torch.zeros_like(matrix)
+        total = matrix.new_zeros(())
+        gradient = torch.zeros_like(matrix)
         for rows in torch.arange(len(matrix), device=matrix.device).split(n_rows):
             with torch.enable_grad():
                 part = matrix[rows].requires_grad_()
@@ -57,7 +58,8 @@ def class_members(labels):
     """
     order = labels.argsort()
     same = labels[:, None] == labels
-    size, start = (mask.sum(dim=1, dtype=torch.int32) for mask in (same, labels[:, None] > labels))
+    size = same.sum(dim=1, dtype=torch.int32)
+    start = (labels[:, None] > labels).sum(dim=1, dtype=torch.int32)
     slots = torch.arange(int(size.max()), device=labels.device)
     is_member = slots < size[:, None]
     return order[(start[:, None] + slots).where(is_member, 0)], is_member
@@ -69,7 +71,8 @@ def supap(cosines, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
     the positives j, including the query itself: ρ⁺ is the exact rank of j among the positives, without gradient, and
     ρ⁻ = Σ_n H(s_qn − s_qj) is an upper bound of the number of negatives that are more similar than j.
     """
-    offset = 1 / (1 + math.exp(-delta / tau)) + 0.5 if offset < 0 else offset
+    if offset < 0:
+        offset = 1 / (1 + math.exp(-delta / tau)) + 0.5             # the value of `step` below at delta: no jump
     # memory: comparisons with the M samples of a class are B x M x B, and not B x B x B
     members, is_member = class_members(labels)
     size = is_member.sum(dim=1)
@@ -88,9 +91,10 @@ def supap(cosines, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
         return ((precisions * is_member[rows]).sum(dim=1) * weight[rows]).sum()
 
     n_rows = max(1, 2 ** 20 // members.numel())
-    everyone = torch.arange(len(labels), device=labels.device)
-    total = (SumOverRows.apply(cosines, average_precisions, n_rows) if n_rows < len(labels)
-             else average_precisions(cosines, everyone))
+    if n_rows < len(labels):
+        total = SumOverRows.apply(cosines, average_precisions, n_rows)
+    else:
+        total = average_precisions(cosines, torch.arange(len(labels), device=labels.device))
     n_queries = (size > 1).sum()
     return (n_queries - total) / n_queries.clamp(min=1)
 
@@ -98,8 +102,9 @@ def supap(cosines, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
 def calibration(cosines, labels, pos_margin=0.9, neg_margin=0.6):
     """Mean non-zero [ pos_margin − s ]₊ of positive pairs plus mean non-zero [ s − neg_margin ]₊ of negative pairs."""
     same = labels[:, None] == labels
-    positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    pull, push = F.relu(pos_margin - cosines).where(positives, 0), F.relu(cosines - neg_margin).where(~same, 0)
+    positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    pull = F.relu(pos_margin - cosines).where(positives, 0)
+    push = F.relu(cosines - neg_margin).where(~same, 0)
     return pull.sum() / pull.count_nonzero().clamp(min=1) + push.sum() / push.count_nonzero().clamp(min=1)
 
 

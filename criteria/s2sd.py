@@ -62,7 +62,8 @@ def s2sd_loss(batch, features, heads, source, targets, temperature=1.0, weight=5
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        batch, features = F.normalize(batch, dim=1), features.to(batch.dtype)
+        batch = F.normalize(batch, dim=1)
+        features = features.to(batch.dtype)
         larger = [F.normalize(head(features), dim=1) for head in heads]
         losses = [target(embeddings) for target, embeddings in zip(targets, larger, strict=True)]
         cosines = batch @ batch.T
@@ -83,16 +84,20 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, build):
         super().__init__()
-        self.temperature, self.weight = opt.loss_s2sd_T, opt.loss_s2sd_w
+        self.temperature = opt.loss_s2sd_T
+        self.weight = opt.loss_s2sd_w
         self.distils_features = opt.loss_s2sd_feat_distill
         if self.distils_features:
-            self.feature_weight, self.delay = opt.loss_s2sd_feat_w, opt.loss_s2sd_feat_distill_delay
-        self.pools_maps, self.lr = opt.loss_s2sd_pool_aggr, opt.lr
+            self.feature_weight = opt.loss_s2sd_feat_w
+            self.delay = opt.loss_s2sd_feat_distill_delay
+        self.pools_maps = opt.loss_s2sd_pool_aggr
+        self.lr = opt.lr
         self.inputs = ['feature_maps'] if self.pools_maps else []
         if self.pools_maps and opt.n_maps is None:
             raise ValueError('--loss_s2sd_pool_aggr: the network of --arch has no feature maps, or does not pool them '
                              'by their average; give --pool avg, or leave the flag out')
-        n_features, dims = opt.n_maps if self.pools_maps else opt.n_features, opt.loss_s2sd_target_dims
+        n_features = opt.n_maps if self.pools_maps else opt.n_features
+        dims = opt.loss_s2sd_target_dims
         self.heads = torch.nn.ModuleList([
             torch.nn.Sequential(torch.nn.Linear(n_features, dim), torch.nn.ReLU(), torch.nn.Linear(dim, dim))
             for dim in dims])

@@ -45,7 +45,9 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, batchminer):
         super().__init__()
-        self.margin, self.reg_lambda, self.batchminer = opt.loss_snr_margin, opt.loss_snr_reg_lambda, batchminer
+        self.margin = opt.loss_snr_margin
+        self.reg_lambda = opt.loss_snr_reg_lambda
+        self.batchminer = batchminer
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""

@@ -35,7 +35,8 @@ def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lamb
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         centred = batch - batch.mean(dim=1, keepdim=True)
-        signal, eps = centred.square().sum(dim=1), torch.finfo(batch.dtype).eps
+        signal = centred.square().sum(dim=1)
+        eps = torch.finfo(batch.dtype).eps
         centred = centred - centred.detach().mean(dim=0)       # keeps noise; smaller norms have smaller rounding errors
         gram = centred @ centred.T
         norms = gram.diagonal()
@@ -43,8 +44,9 @@ def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lamb
         noise = noise.where(noise > 8 * eps * norms, 0)                # duplicates: a rounding error
         ratios = noise / signal.clamp(min=eps ** 2)[:, None]           # finite also where the signal is 0
         same = labels[:, None] == labels
-        positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-        pull, push = F.relu(ratios - pos_margin).where(positives, 0), F.relu(neg_margin - ratios).where(~same, 0)
+        positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        pull = F.relu(ratios - pos_margin).where(positives, 0)
+        push = F.relu(neg_margin - ratios).where(~same, 0)
         loss = pull.sum() / pull.count_nonzero().clamp(min=1) + push.sum() / push.count_nonzero().clamp(min=1)
         return loss + reg_lambda * batch.sum(dim=1).abs().mean()
 

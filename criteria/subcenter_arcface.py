@@ -62,7 +62,8 @@ class Criterion(torch.nn.Module):
     def __init__(self, opt):
         super().__init__()
         self.angular_margin = opt.loss_subcenter_arcface_angular_margin
-        self.feature_scale, self.lr = opt.loss_subcenter_arcface_feature_scale, opt.loss_subcenter_arcface_lr
+        self.feature_scale = opt.loss_subcenter_arcface_feature_scale
+        self.lr = opt.loss_subcenter_arcface_lr
         limit = opt.embed_dim ** -0.5
         shape = opt.n_classes, opt.loss_subcenter_arcface_n_centers, opt.embed_dim
         self.centers = torch.nn.Parameter(torch.empty(shape).uniform_(-limit, limit))

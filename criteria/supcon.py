@@ -36,7 +36,9 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
     with torch.autocast(batch.device.type, enabled=False):
         batch = F.normalize(batch, dim=1)
         if references is None:
-            references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
+            references = batch
+            reference_labels = labels
+            own = torch.arange(len(labels), device=labels.device)
         else:
             references = F.normalize(references.to(batch.dtype), dim=1)
         similarities = batch @ references.T / temperature

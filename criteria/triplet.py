@@ -84,11 +84,13 @@ def triplet_loss(batch, triplets, margin=0.2, power=2.0, active_only=False, log=
         if isinstance(triplets, tuple):
             violations, n_triplets = violations_of_pairs(batch, *triplets, margin, power)
         else:
-            violations, n_triplets = triplet_violations(batch, triplets, margin, power), len(triplets)
+            violations = triplet_violations(batch, triplets, margin, power)
+            n_triplets = len(triplets)
         n_active = violations.count_nonzero()
         if log is not None:
             log.update(tuples=n_triplets, active_tuples=n_active)
-        return violations.sum() / torch.as_tensor(n_active if active_only else n_triplets).clamp(min=1)
+        n_counted = n_active if active_only else n_triplets
+        return violations.sum() / torch.as_tensor(n_counted).clamp(min=1)
 
 
 class Criterion(torch.nn.Module):

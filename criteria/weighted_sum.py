@@ -19,7 +19,9 @@ class WeightedSum(torch.nn.Module):
 
     def __init__(self, names, criteria, weights):
         super().__init__()
-        self.names, self.criteria, self.weights = names, torch.nn.ModuleList(criteria), weights
+        self.names = names
+        self.criteria = torch.nn.ModuleList(criteria)
+        self.weights = weights
         own = [criterion.ranking_embeddings for criterion in criteria if hasattr(criterion, 'ranking_embeddings')]
         if len(own) == 1:
             self.ranking_embeddings, = own          # the only loss with its own distance

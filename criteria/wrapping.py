@@ -61,7 +61,8 @@ AROUND_THE_SUM = [
 
 def chosen(opt, wrappers=(*AROUND_A_LOSS, *AROUND_THE_SUM)):
     """The wrappers that the flags ask for. Of two flags, each has an effect where the other is set."""
-    values, found = vars(opt), []
+    values = vars(opt)
+    found = []
     for wrapper in wrappers:
         unset = [flag for flag in wrapper.flags if not values[flag]]
         note(opt, *(flag for flag in wrapper.flags if not {*unset} - {flag}))
@@ -111,9 +112,10 @@ def build_sum(opt, batchminer):
             raise UserError(f'--{wrapper.flags[0]} does not work with --loss {opt.loss}: {wrapper.file.NEEDS}')
     if len(built) == 1 and not opt.loss_weights:
         return built[0]
+    weights = opt.loss_weights or [1.0] * len(built)
     names = [part.loss for part in flags]
     names = [name if names.count(name) == 1 else f'{name}_{position}' for position, name in enumerate(names)]
-    return hand_on(WeightedSum(names, built, opt.loss_weights or [1.0] * len(built)))
+    return hand_on(WeightedSum(names, built, weights))
 
 
 def build(opt, miner, wrappers=AROUND_A_LOSS):
@@ -130,11 +132,16 @@ def build(opt, miner, wrappers=AROUND_A_LOSS):
 
 def put_around(wrappers, build_inside, opt, miner):
     """build_inside(opt, miner), and around it the wrappers that the flags ask for; the last one is the outermost."""
-    for place in reversed(range(len(wrappers))):
-        if chosen(opt, [wrappers[place]]):
-            inside = functools.partial(put_around, wrappers[:place], build_inside)
-            return hand_on(wrappers[place].file.around(opt, inside, miner))
+    for wrapper in wrappers:
+        build_inside = functools.partial(put_one_around, wrapper, build_inside)
     return build_inside(opt, miner)
+
+
+def put_one_around(wrapper, build_inside, opt, miner):
+    """build_inside(opt, miner), and around it the wrapper if the flags ask for it."""
+    if not chosen(opt, [wrapper]):
+        return build_inside(opt, miner)
+    return hand_on(wrapper.file.around(opt, build_inside, miner))
 
 
 def check_miner(opt, miner):
@@ -177,8 +184,10 @@ def build_loss(opt, miner):
         built = loss.Criterion(opt, nested_builder(opt, miner))
     elif public.is_criterion(loss):
         built = public.criterion(loss, opt, miner)
+    elif miner is None:
+        built = loss.Criterion(opt)
     else:
-        built = loss.Criterion(opt, *([] if miner is None else [miner]))
+        built = loss.Criterion(opt, miner)
     built.needs_pairs = loss.REQUIRES_BATCHMINER or not built.state_dict()
     return finished(built)
 
@@ -210,9 +219,12 @@ def build_inside_public_code(name, opt, to_optim=None, batchminer=None):
     choose(criteria.CRITERIA, name, 'criteria.select:')
     own = {'loss': name}
     if isinstance(batchminer, public.MinerOfLists):                # from batchminer.select, or the outer criterion's
-        own['batch_mining'], batchminer = batchminer.name, batchminer.miner.batchminer
+        own['batch_mining'] = batchminer.name
+        batchminer = batchminer.miner.batchminer
     criterion = build(changed(opt, **own), batchminer, wrappers=[])
-    return criterion if to_optim is None else (criterion, to_optim + criteria.parameter_groups(criterion))
+    if to_optim is None:
+        return criterion
+    return criterion, to_optim + criteria.parameter_groups(criterion)
 
 
 def check_inputs(opt, criterion):

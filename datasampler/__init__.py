@@ -69,8 +69,10 @@ def choose_batch(opt, images):
     """
     if not is_default(opt):
         return
-    n_images, sizes = len(images.image_list), sorted(map(len, images.image_dict.values()))
-    before, most_images = (opt.bs, opt.samples_per_class), opt.bs // opt.views
+    n_images = len(images.image_list)
+    sizes = sorted(map(len, images.image_dict.values()))
+    before = opt.bs, opt.samples_per_class
+    most_images = opt.bs // opt.views
     if distinct(opt) == 'images' or distinct(opt) == 'classes' and opt.unsupervised:
         opt.bs = min(most_images, n_images) * opt.views
     elif distinct(opt) == 'classes' and 2 <= len(sizes) < most_images // opt.samples_per_class:

@@ -31,8 +31,10 @@ class Sampler(torch.utils.data.Sampler):
     def __init__(self, opt, image_dict, image_list):
         if opt.bs % opt.samples_per_class:
             raise ValueError(f'--bs {opt.bs} is not divisible by --samples_per_class {opt.samples_per_class}')
-        self.groups_per_batch, self.per_class = opt.bs // opt.samples_per_class, opt.samples_per_class
-        self.seed, self.epoch = opt.seed, 0
+        self.groups_per_batch = opt.bs // opt.samples_per_class
+        self.per_class = opt.samples_per_class
+        self.seed = opt.seed
+        self.epoch = 0
         images = torch.tensor([index for images in image_dict.values() for _, index in images])
         self.sizes = torch.tensor([len(images) for images in image_dict.values()])
         self.starts = self.sizes.cumsum(0) - self.sizes

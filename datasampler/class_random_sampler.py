@@ -35,12 +35,15 @@ class Sampler(torch.utils.data.Sampler):
     def __init__(self, opt, image_dict, image_list):
         if opt.bs % opt.samples_per_class:
             raise ValueError(f'--bs {opt.bs} is not divisible by --samples_per_class {opt.samples_per_class}')
-        self.n_classes, self.per_class = opt.bs // opt.samples_per_class, opt.samples_per_class
+        self.n_classes = opt.bs // opt.samples_per_class
+        self.per_class = opt.samples_per_class
         if self.n_classes > len(image_dict):
             raise ValueError(f'--bs {opt.bs} with --samples_per_class {self.per_class} needs {self.n_classes} classes '
                              f'per batch, but there are only {len(image_dict)} training classes; lower --bs or raise '
                              '--samples_per_class')
-        self.seed, self.epoch, self.cover_epoch = opt.seed, 0, opt.data_cover_epoch
+        self.seed = opt.seed
+        self.epoch = 0
+        self.cover_epoch = opt.data_cover_epoch
         self.indices = [torch.tensor([index for _, index in images]) for images in image_dict.values()]
         length = -(-len(image_dict) // self.n_classes) if self.cover_epoch else max(1, len(image_list) // opt.bs)
         self.sampler_length = opt.iterations_per_epoch or length

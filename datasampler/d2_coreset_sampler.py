@@ -77,7 +77,8 @@ class Sampler(torch.utils.data.Sampler):
     def __init__(self, opt, image_dict, image_list, storage):
         if opt.bs % opt.samples_per_class:
             raise ValueError(f'--bs {opt.bs} is not divisible by --samples_per_class {opt.samples_per_class}')
-        self.n_anchors, self.n_partners = opt.bs // opt.samples_per_class, opt.samples_per_class - 1
+        self.n_anchors = opt.bs // opt.samples_per_class
+        self.n_partners = opt.samples_per_class - 1
         self.images = torch.tensor([index for images in image_dict.values() for _, index in images])  # by class
         self.sizes = torch.tensor([len(images) for images in image_dict.values()])
         self.starts = self.sizes.cumsum(0) - self.sizes
@@ -89,7 +90,9 @@ class Sampler(torch.utils.data.Sampler):
                              f'anchors, more than the {self.size} images of the big batch (--data_batchmatch_bigbs '
                              f'{opt.data_batchmatch_bigbs}, {len(self.images)} training images)')
         self.choose = partial(d2_coreset, power=opt.data_d2_coreset_lambda)
-        self.storage, self.seed, self.epoch = storage, opt.seed, 0
+        self.storage = storage
+        self.seed = opt.seed
+        self.epoch = 0
         self.sampler_length = opt.iterations_per_epoch or max(1, len(image_list) // opt.bs)
 
     def set_epoch(self, epoch):
@@ -100,7 +103,8 @@ class Sampler(torch.utils.data.Sampler):
 
     @torch.no_grad()
     def __iter__(self):
-        generator, choices = torch.Generator().manual_seed(seed_of_epoch(self.seed, self.epoch)), []
+        generator = torch.Generator().manual_seed(seed_of_epoch(self.seed, self.epoch))
+        choices = []
         for _ in range(self.sampler_length):
             images = torch.randperm(len(self.images), generator=generator)[:self.size]
             choices.append((images, self.choose(self.storage[images], self.n_anchors, generator)))
@@ -119,7 +123,8 @@ class Sampler(torch.utils.data.Sampler):
             return anchors.new_empty(len(anchors), 0)
         classes = self.class_of[anchors]
         same = classes[:, None] == classes
-        first, n_before = same.int().argmax(dim=1), same.tril(-1).sum(dim=1)
+        first = same.int().argmax(dim=1)
+        n_before = same.tril(-1).sum(dim=1)
         sizes, starts = self.sizes[classes, None], self.starts[classes, None]
         members = torch.arange(int(sizes.max()))
         keys = torch.rand(len(classes), len(members), generator=generator)[first]

@@ -75,7 +75,8 @@ class Sampler(torch.utils.data.Sampler):
     def __init__(self, opt, image_dict, image_list, storage):
         if opt.bs % opt.samples_per_class:
             raise ValueError(f'--bs {opt.bs} is not divisible by --samples_per_class {opt.samples_per_class}')
-        self.per_class, self.n_per_batch = opt.samples_per_class, opt.bs // opt.samples_per_class
+        self.per_class = opt.samples_per_class
+        self.n_per_batch = opt.bs // opt.samples_per_class
         if self.n_per_batch > len(image_dict):
             raise ValueError(f'--bs {opt.bs} with --samples_per_class {opt.samples_per_class} needs {self.n_per_batch} '
                              f'classes per batch, but there are only {len(image_dict)} training classes; lower --bs '
@@ -88,10 +89,12 @@ class Sampler(torch.utils.data.Sampler):
         self.images = torch.tensor([index for images in image_dict.values() for _, index in images])  # by class
         self.sizes = torch.tensor([len(images) for images in image_dict.values()])
         self.starts = self.sizes.cumsum(0) - self.sizes
-        self.storage, self.n_candidates = storage, opt.data_batchmatch_ncomps
+        self.storage = storage
+        self.n_candidates = opt.data_batchmatch_ncomps
         self.n_groups = opt.data_batchmatch_bigbs // self.per_class
         self.n_classes = min(self.n_groups, len(image_dict))
-        self.seed, self.epoch = opt.seed, 0
+        self.seed = opt.seed
+        self.epoch = 0
         self.sampler_length = opt.iterations_per_epoch or max(1, len(image_list) // opt.bs)
 
     def set_epoch(self, epoch):
@@ -102,9 +105,11 @@ class Sampler(torch.utils.data.Sampler):
 
     @torch.no_grad()
     def __iter__(self):
-        generator, choices = torch.Generator().manual_seed(seed_of_epoch(self.seed, self.epoch)), []
+        generator = torch.Generator().manual_seed(seed_of_epoch(self.seed, self.epoch))
+        choices = []
         for _ in range(self.sampler_length):
-            images, candidates = self.big_batch(generator), self.candidates(generator)
+            images = self.big_batch(generator)
+            candidates = self.candidates(generator)
             costs = distance_histogram_costs(self.storage[images], candidates.to(self.storage.device))
             choices.append((images, candidates, costs.argmin()))
         best = torch.stack([i for _, _, i in choices]).tolist()                # the host waits for the device here only

@@ -24,7 +24,9 @@ class Sampler(torch.utils.data.Sampler):
     def __init__(self, opt, image_dict, image_list):
         if opt.bs < 2:
             raise ValueError(f'--bs {opt.bs}: full_random needs at least 2 images per batch, for a positive pair')
-        self.bs, self.seed, self.epoch = opt.bs, opt.seed, 0
+        self.bs = opt.bs
+        self.seed = opt.seed
+        self.epoch = 0
         self.images = torch.tensor([index for images in image_dict.values() for _, index in images])  # by class
         self.sizes = torch.tensor([len(images) for images in image_dict.values()])
         self.starts = self.sizes.cumsum(0) - self.sizes
@@ -46,7 +48,8 @@ class Sampler(torch.utils.data.Sampler):
             size = sizes[classes[anchor]]
             # Any image of the class except the anchor itself.
             positive = (members[anchor] + 1 + random_integers(size - 1, generator)) % size
-            classes, members = torch.cat([classes, classes[anchor, None]]), torch.cat([members, positive[None]])
+            classes = torch.cat([classes, classes[anchor, None]])
+            members = torch.cat([members, positive[None]])
             yield images[starts[classes] + members].tolist()
 
 

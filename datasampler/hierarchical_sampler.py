@@ -37,7 +37,8 @@ class Sampler(torch.utils.data.Sampler):
                              'none here: docs/data.md says which data sets have them (with --unsupervised, none has)')
         if opt.bs % opt.samples_per_class:
             raise ValueError(f'--bs {opt.bs} is not divisible by --samples_per_class {opt.samples_per_class}')
-        self.n_classes, self.per_class = opt.bs // opt.samples_per_class, opt.samples_per_class
+        self.n_classes = opt.bs // opt.samples_per_class
+        self.per_class = opt.samples_per_class
         if self.n_classes > len(image_dict):
             raise ValueError(f'--bs {opt.bs} with --samples_per_class {opt.samples_per_class} needs {self.n_classes} '
                              f'classes per batch, but there are only {len(image_dict)} training classes; lower --bs '
@@ -46,7 +47,9 @@ class Sampler(torch.utils.data.Sampler):
         if opt.data_hierarchical_superclasses > len(names):
             raise ValueError(f'--data_hierarchical_superclasses {opt.data_hierarchical_superclasses}: the training '
                              f'classes belong to only {len(names)}')
-        self.n_superclasses, self.seed, self.epoch = opt.data_hierarchical_superclasses, opt.seed, 0
+        self.n_superclasses = opt.data_hierarchical_superclasses
+        self.seed = opt.seed
+        self.epoch = 0
         self.images = torch.tensor([index for images in image_dict.values() for _, index in images])  # by class
         self.sizes = torch.tensor([len(images) for images in image_dict.values()])
         self.starts = self.sizes.cumsum(0) - self.sizes

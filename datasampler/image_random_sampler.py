@@ -28,7 +28,10 @@ class Sampler(torch.utils.data.Sampler):
         if opt.bs > len(image_list):
             raise ValueError(f'--bs {opt.bs}: image_random samples without replacement, but there are only '
                              f'{len(image_list)} training images')
-        self.bs, self.n_images, self.seed, self.epoch = opt.bs, len(image_list), opt.seed, 0
+        self.bs = opt.bs
+        self.n_images = len(image_list)
+        self.seed = opt.seed
+        self.epoch = 0
         self.sampler_length = opt.iterations_per_epoch or len(image_list) // opt.bs
 
     def set_epoch(self, epoch):

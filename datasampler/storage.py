@@ -44,7 +44,8 @@ class Storage:
         self.cosine = opt.data_sim_measure == 'cosine'
         self.momentum = max(0.0, opt.data_mb_mom)
         self.rate = opt.data_mb_lr if self.momentum else None
-        self.no_update, self.refill = opt.data_storage_no_update, opt.data_idx_full_prec
+        self.no_update = opt.data_storage_no_update
+        self.refill = opt.data_idx_full_prec
         self.projection = None
         if dim > 0:
             generator = torch.Generator().manual_seed(derive(opt.seed, 'projection'))

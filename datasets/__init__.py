@@ -107,9 +107,8 @@ def at_level(table, opt):
         raise UserError(f'--train_level {opt.train_level}: --dataset {opt.dataset} has {n_levels} levels of '
                         'super-classes here; docs/data.md says which data sets have them')
     own, *above = levels[opt.train_level - 1:]
-    above = [{own[name]: level[name] for name in own} for level in above]
-    return replace(table, classes=[own[name] for name in table.classes], superclasses=above[0] if above else {},
-                   coarser=above[1:])
+    superclasses, *coarser = [{own[name]: level[name] for name in own} for level in above] or [{}]
+    return replace(table, classes=[own[name] for name in table.classes], superclasses=superclasses, coarser=coarser)
 
 
 def pipelines(opt, input_size):
@@ -130,8 +129,9 @@ def without_bad_images(table):
                              disable=None))
     names = [str(source) for source, good in zip(table.sources, readable, strict=True) if not good]
     if names:
+        more = ' ...' if len(names) > 3 else ''
         print(f'--skip_bad_images: {len(names)} of {len(table.paths)} images cannot be read and are left out: '
-              f'{", ".join(names[:3])}{" ..." if len(names) > 3 else ""}')
+              f'{", ".join(names[:3])}{more}')
     return table.keep([i for i, good in enumerate(readable) if good])
 
 

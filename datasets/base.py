@@ -81,21 +81,27 @@ class ImageSet(torch.utils.data.Dataset):
 
     def __init__(self, table, chosen, transform, read=boxes.open_photo):
         table = table.keep(chosen)
-        self.paths, self.sources, self.transform, self.read = table.paths, table.sources, transform, read
+        self.paths = table.paths
+        self.sources = table.sources
+        self.transform = transform
+        self.read = read
         self.kept = None
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
-        self.class_names, self.labels = names.tolist(), labels.astype(np.int64)
+        self.class_names = names.tolist()
+        self.labels = labels.astype(np.int64)
         self.levels = [[level.get(name) for name in self.class_names]
                        for level in (table.superclasses, *table.coarser)]
         self.superclasses = self.levels[0]
         self.groups = None if table.groups is None else np.array(table.groups, dtype=str)
         self.is_query = self.in_gallery = self.is_distractor = None
-        if 'distractor' in (parts := set(table.parts or ())):
+        parts = set(table.parts or ())
+        if 'distractor' in parts:
             self.is_distractor = np.array([part == 'distractor' for part in table.parts])
         if {'query', 'gallery'} <= parts:
             self.is_query = np.array([part == 'query' for part in table.parts])
         elif self.is_distractor is not None:
-            self.is_query, self.in_gallery = ~self.is_distractor, np.ones(len(self), bool)
+            self.is_query = ~self.is_distractor
+            self.in_gallery = np.ones(len(self), bool)
 
     def __getstate__(self):
         return vars(self) | {'kept': None}                 # data workers do not need it, and it holds networks
@@ -125,7 +131,8 @@ class ImageSet(torch.utils.data.Dataset):
         everyone = np.ones(len(self), bool)
         if self.is_query is None:
             return everyone, everyone
-        return self.is_query, ~self.is_query if self.in_gallery is None else self.in_gallery
+        in_gallery = ~self.is_query if self.in_gallery is None else self.in_gallery
+        return self.is_query, in_gallery
 
     @property
     def image_list(self):
@@ -158,7 +165,8 @@ class ImageSet(torch.utils.data.Dataset):
         Of AHEAD images at a time, all files are read and all random numbers are sampled before the first is decoded.
         Decoding empties the processor's caches, so that reading and decoding in turn would take much longer.
         """
-        items, loaded = [as_pair(item) for item in items], []
+        items = [as_pair(item) for item in items]
+        loaded = []
         with restored_generators(any(seed is not None for _, seed in items)):
             for start in range(0, len(items), AHEAD):
                 group = items[start:start + AHEAD]
@@ -223,7 +231,9 @@ def subfolders(folder):
 
 def class_folders(folder, **properties):
     """The table of a folder that contains one folder of images per class."""
-    paths, classes, ignored = [], [], files_in(folder)
+    paths = []
+    classes = []
+    ignored = files_in(folder)
     for class_folder in subfolders(folder):
         files = image_files(class_folder, ignored)
         paths += files
@@ -236,12 +246,17 @@ def files_in(folder):
     return sorted(path for path in Path(folder).iterdir() if not path.name.startswith('.') and not path.is_dir())
 
 
+def kind_of_file(path):
+    if os.path.isdir(path):
+        return 'folder'
+    return Path(path).suffix.lower() or 'no extension'
+
+
 def note_ignored(ignored, file=None):
     """Prints how many files and folders are not images, by extension, and the first three. file: None: sys.stdout."""
     if not ignored:
         return
-    counts = Counter('folder' if os.path.isdir(path) else Path(path).suffix.lower() or 'no extension'
-                     for path in ignored)
+    counts = Counter(kind_of_file(path) for path in ignored)
     kinds = ', '.join(f'{kind} {number:,}' for kind, number in counts.most_common(5)) + ' ...' * (len(counts) > 5)
     names = ', '.join(map(decoding.shown, ignored[:3])) + ' ...' * (len(ignored) > 3)
     print(f'Note: not among the images, since their names have none of the extensions '
@@ -272,7 +287,8 @@ def listed_rows(file, columns, begins_with_count=False):
     if first[n_header - 1].lower() != columns:
         raise UserError(f'{file}, line {n_header}: expected the header "{columns}", found "{first[n_header - 1]}"; '
                         'download it again')
-    rows, n_columns = lines[n_header:], len(columns.split())
+    rows = lines[n_header:]
+    n_columns = len(columns.split())
     for number, row in enumerate(rows, start=n_header + 1):
         if len(row) != n_columns:
             raise UserError(f'{file}, line {number}: expected {n_columns} columns, found {len(row)}; download it again')

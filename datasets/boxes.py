@@ -44,7 +44,8 @@ def from_rows(file, rows, lines, paths):
     The Boxes of the rows of a CSV file, at these lines of it, rounded to whole pixels. Raises UserError for the first
     row without one.
     """
-    if missing := [name for name in COLUMNS if name not in rows[0]]:
+    missing = [name for name in COLUMNS if name not in rows[0]]
+    if missing:
         raise UserError(f'--csv {file}: a box needs the columns {",".join(COLUMNS)}; missing: {",".join(missing)}')
     found = []
     for line, row, path in zip(lines, rows, paths, strict=True):

@@ -90,7 +90,8 @@ def annotated(file, field, names):
         found = [(str(row[field]), int(row['class'])) for row in rows]
     except (ValueError, TypeError) as error:
         raise not_annotations(file, error) from None
-    if wrong := [number for _, number in found if not 1 <= number <= len(names)]:
+    wrong = [number for _, number in found if not 1 <= number <= len(names)]
+    if wrong:
         raise UserError(f'{file}: expected class numbers from 1 to {len(names)}, found {wrong[0]}; download it again')
     return found
 

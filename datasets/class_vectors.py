@@ -33,7 +33,8 @@ def read(file, class_names, n_vectors):
     rows = {name: row for row, name in enumerate(names.tolist())}
     if len(rows) < len(names):
         raise UserError(f'{what}: a class name occurs twice in class_names')
-    if missing := [name for name in class_names if name not in rows]:
+    missing = [name for name in class_names if name not in rows]
+    if missing:
         more = f' and {len(missing) - SHOWN} more' if len(missing) > SHOWN else ''
         raise UserError(f'{what}: it has no vectors for {len(missing)} of the {len(class_names)} training classes: '
                         f'{", ".join(missing[:SHOWN])}{more}')

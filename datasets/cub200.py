@@ -34,6 +34,7 @@ def require_complete(folder, paths):
         return
     listed = [line.split()[-1] for line in file.read_text(errors='replace').splitlines() if line.strip()]
     present = {path.relative_to(folder).as_posix() for path in paths}
-    if missing := [name for name in listed if name not in present]:
+    missing = [name for name in listed if name not in present]
+    if missing:
         raise UserError(f'cub200: {len(missing):,} of the {len(listed):,} images that {file} lists are missing, the '
                         f'first: {folder / missing[0]}; unpack CUB_200_2011.tgz again')

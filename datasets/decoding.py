@@ -5,6 +5,7 @@ import importlib.util
 import io
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,9 @@ FORMATS = {'JPEG': ('.jpg', '.jpeg', '.jfif'), 'PNG': ('.png',), 'BMP': ('.bmp',
 NEEDS = {'AVIF': 'avif', 'WEBP': 'webp', 'JPEG2000': 'jpg_2000'}         # Pillow's features, by format
 MAY_BE_DEEP = ('PNG', 'TIFF', 'PPM', 'JPEG2000')                         # formats of more than 8 bits per channel
 TRANSPARENT = ('RGBA', 'LA', 'PA')
+MAX_SCANS = 100              # of a JPEG file, as libtiff has it; usual ones have 1 to 10, each as slow as a whole image
+SCAN, END = 0xDA, 0xD9                                                   # markers of a JPEG file
+MARKER = re.compile(rb'\xff([^\x00\x01\xd0-\xd8\xff])')                 # those that are followed by a length, and END
 
 warnings.simplefilter('ignore', Image.DecompressionBombWarning)        # check_size refuses images above the limit
 
@@ -68,6 +72,10 @@ class TooLarge(ValueError):
     """An image of more pixels than allowed; its pixels are not decoded."""
 
 
+class TooManyScans(ValueError):
+    """A JPEG file of more than MAX_SCANS scans; its pixels are not decoded."""
+
+
 @functools.cache
 def formats():
     """The FORMATS that this installation reads: HEIF needs pillow-heif, AVIF and others a Pillow built with them."""
@@ -105,6 +113,30 @@ def check_size(width, height, limit=None):
         raise TooLarge(f'{width:,} x {height:,} pixels are more than {limit:,.4g} megapixels')
 
 
+def check_scans(image):
+    """Raises TooManyScans for an opened JPEG file that would take long to decode, although it is small."""
+    if image.format not in ('JPEG', 'MPO') or image.fp is None:           # None: it is decoded already
+        return
+    place = image.fp.tell()
+    image.fp.seek(0)
+    data = image.fp.read()
+    image.fp.seek(place)
+    numbers = np.frombuffer(data, np.uint8)                             # whose comparison is faster than bytes.count
+    n_at_most = np.count_nonzero((numbers[:-1] == 0xFF) & (numbers[1:] == SCAN))    # a preview in it has some, too
+    if n_at_most > MAX_SCANS and n_scans(data) > MAX_SCANS:
+        raise TooManyScans(f'a JPEG file of more than {MAX_SCANS} scans')
+
+
+def n_scans(data):
+    """The number of scans, at most MAX_SCANS + 1, of the first image in the bytes of a JPEG file, as libjpeg has it."""
+    n, found = 0, MARKER.search(data)
+    while found and found[1][0] != END and n <= MAX_SCANS:
+        n += found[1][0] == SCAN
+        length = int.from_bytes(data[found.end():found.end() + 2])
+        found = MARKER.search(data, found.end() + max(length, 2))
+    return n
+
+
 def shown(path):
     """A path as it can be printed: bytes that are not UTF-8 as \\xff."""
     return os.fsencode(path).decode(errors='backslashreplace')
@@ -115,8 +147,9 @@ def upright(image, whites=None):
     An opened PIL image -> the decoded image, upright, in RGB or, if it is grey, in L.
 
     whites: {kind of values: value that becomes 255} of deep_whites, for images of more than 8 bits per channel; None:
-            by the image's own values. Raises depth.OutOfRange for values that are neither.
+            by the image's own values. Raises depth.OutOfRange for values that are neither, and TooManyScans.
     """
+    check_scans(image)
     white = (whites or {}).get(depth.kind(image))
     if depth.has_deep_colours(image):
         if white is None:

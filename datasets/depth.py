@@ -56,8 +56,14 @@ def keep_lower_bytes(image):
     def swapped(name):
         return COLOURS.sub(lambda order: OTHER_ORDER[order[0]], name)
 
-    image.tile = [(*tile[:3], swapped(tile[3]) if isinstance(tile[3], str) else (swapped(tile[3][0]), *tile[3][1:]))
-                  for tile in image.tile]
+    tiles = []
+    for *place, arguments in image.tile:
+        if isinstance(arguments, str):
+            arguments = swapped(arguments)
+        else:
+            arguments = swapped(arguments[0]), *arguments[1:]
+        tiles.append((*place, arguments))
+    image.tile = tiles
 
 
 def in_8_bits(image, white=None):
@@ -66,5 +72,10 @@ def in_8_bits(image, white=None):
     image's own values. Of 16 bits, the upper 8 are kept, as Pillow does with colours.
     """
     values = np.asarray(image)
-    white = white_of(values, (white,) if white else WHITES[kind(image)])
-    return Image.fromarray((values >> 8 if white == 65535 else np.rint(values * (255 / white))).astype(np.uint8))
+    possible = (white,) if white else WHITES[kind(image)]
+    white = white_of(values, possible)
+    if white == 65535:
+        values = values >> 8
+    else:
+        values = np.rint(values * (255 / white))
+    return Image.fromarray(values.astype(np.uint8))

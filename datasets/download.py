@@ -111,4 +111,4 @@ def unpack(archive, folder):
     except UserError:
         raise
     except Exception as error:  # zipfile, tarfile and the decompressors raise anything on a broken file
-        raise UserError(f'{archive}: not unpacked: {error or type(error).__name__}') from None
+        raise UserError(f'{archive}: not unpacked: {" ".join(str(error).split()) or type(error).__name__}') from None

@@ -83,7 +83,8 @@ def of_persons(folder):
     The table of Market-1501's three folders, where 0002_c1s1_000451_03.jpg is person 2 before camera 1, the group.
     Images of no person (-1, junk) are left out; those of 0000 are distractors.
     """
-    table, n_left_out = ImageTable([], [], [], groups=[]), 0
+    table = ImageTable([], [], [], groups=[])
+    n_left_out = 0
     for name, part in PART_OF_PERSONS.items():
         for path in image_files(folder / name, table.ignored):
             found = re.match(r'(-1|junk|\d+)_c(\d+)', path.name)
@@ -110,7 +111,10 @@ def nested(folder):
     or super-class is its path below `folder`. Hidden folders are left out. Raises UserError if classes are at different
     depths.
     """
-    walked, paths, classes, beside = [], [], [], []
+    walked = []
+    paths = []
+    classes = []
+    beside = []
     for above, folders, _ in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith('.')]
         walked.append(Path(above))
@@ -146,34 +150,40 @@ def listed(file, source_path, with_groups=False):
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f'--csv {file}: not a CSV file in UTF-8 ({error})') from None
     if not numbered or not {'path', 'label'} <= set(columns):
+        found = f'the columns {", ".join(columns)}' if numbered else 'no row'
         raise UserError(f'--csv {file}: expected a header with the columns path,label[,split] and one row per image, '
-                        + (f'found the columns {", ".join(columns)}' if numbered else 'found no row'))
+                        f'found {found}')
     check_columns(file, columns)
-    lines, rows = [line for line, _ in numbered], [stripped(row) for _, row in numbered]
+    lines = [line for line, _ in numbered]
+    rows = [stripped(row) for _, row in numbered]
     for line, row in zip(lines, rows, strict=True):
         if None in row:
             raise UserError(f'--csv {file}, line {line}: more fields than the header has; put fields that contain '
                             'a comma in double quotes')
         if not row['path'] or not row['label'] or ('split' in row and row['split'] not in PARTS):
-            raise UserError(f'--csv {file}, line {line}: path and label must not be empty'
-                            + (f', and split must be one of {", ".join(PARTS)}' if 'split' in row else ''))
+            also = f', and split must be one of {", ".join(PARTS)}' if 'split' in row else ''
+            raise UserError(f'--csv {file}, line {line}: path and label must not be empty{also}')
     note_similar_labels(file, {row['label'] for row in rows})
     with_groups = with_groups and 'group' in columns
     check_groups(file, rows, lines, with_groups)
     paths = [source_path / row['path'] for row in rows]
     superclasses, *coarser = [read_superclasses(file, rows, lines, column) for column in columns
                               if column.startswith('superclass')] or [{}]
-    table = ImageTable(paths, [row['label'] for row in rows],
-                       [row['split'] for row in rows] if 'split' in columns else None, superclasses, coarser=coarser,
-                       groups=[row['group'] for row in rows] if with_groups else None,
-                       boxes=boxes.from_rows(file, rows, lines, paths) if {*boxes.COLUMNS} & {*columns} else None)
+    table = ImageTable(paths, [row['label'] for row in rows], superclasses=superclasses, coarser=coarser)
+    if 'split' in columns:
+        table.parts = [row['split'] for row in rows]
+    if with_groups:
+        table.groups = [row['group'] for row in rows]
+    if {*boxes.COLUMNS} & {*columns}:
+        table.boxes = boxes.from_rows(file, rows, lines, paths)
     return without_repeats(file, table, lines)
 
 
 def stripped(row):
     """A row {column: text or None} with its texts, but for the path, stripped of blanks and in Unicode's NFC."""
-    return {name: text if name == 'path' or not isinstance(text, str) else unicodedata.normalize('NFC', text.strip())
-            for name, text in row.items()}
+    texts = {name: unicodedata.normalize('NFC', text.strip()) for name, text in row.items()
+             if name != 'path' and isinstance(text, str)}
+    return row | texts
 
 
 def check_columns(file, columns):
@@ -181,13 +191,15 @@ def check_columns(file, columns):
     Raises UserError for a column that occurs twice or seems to be misspelt; prints the others that are not read, but
     for the index that pandas writes.
     """
-    if twice := [name for name in columns if name and columns.count(name) > 1]:
+    twice = [name for name in columns if name and columns.count(name) > 1]
+    if twice:
         raise UserError(f'--csv {file}: its header has the column "{twice[0]}" twice; remove one')
     unknown = [name for name in columns if name not in COLUMNS and not name.startswith('superclass')
                and not re.fullmatch(r'(Unnamed: \d+(\.\d+)*)?', name)]
     missing = [name for name in (*COLUMNS, 'superclass') if name not in columns]
     for name in unknown:
-        if meant := difflib.get_close_matches(name.strip().lower(), missing, n=1, cutoff=.8):
+        meant = difflib.get_close_matches(name.strip().lower(), missing, n=1, cutoff=.8)
+        if meant:
             raise UserError(f'--csv {file}: the column "{name}" is not read; if it is meant to be "{meant[0]}", '
                             'correct the header, or else give it a name that is not so similar')
     if unknown:
@@ -199,7 +211,8 @@ def note_similar_labels(file, labels):
     alike = {}
     for label in sorted(labels):
         is_number = re.fullmatch(r'[+-]?\d+(\.\d*)?', label)
-        alike.setdefault(float(label) if is_number else label.casefold(), []).append(label)
+        key = float(label) if is_number else label.casefold()
+        alike.setdefault(key, []).append(label)
     pairs = [' and '.join(found) for found in alike.values() if len(found) > 1]
     if pairs:
         more = f', and {len(pairs) - 3:,} more' if len(pairs) > 3 else ''
@@ -214,7 +227,8 @@ def without_repeats(file, table, lines):
     """
     check_names(table)
     real_folder = functools.cache(os.path.realpath)                      # a large list names few folders
-    first, conflicts = {}, []
+    first = {}
+    conflicts = []
     entries = list(zip(table.classes, table.parts or [''] * len(lines), strict=True))
     for i, source in enumerate(table.sources):
         path = boxes.image_path(source)
@@ -252,7 +266,7 @@ def read_superclasses(file, rows, lines, column):
     level = {}
     for line, row in zip(lines, rows, strict=True):
         if not row[column] or level.setdefault(row['label'], row[column]) != row[column]:
+            values = f'{row[column]} here and {level[row["label"]]} before' if row[column] else 'empty'
             raise UserError(f'--csv {file}, line {line}: {column} must be the same for all images of a label and not '
-                            f'empty; for {row["label"]} it is {row[column] or "empty"}'
-                            + (f' here and {level[row["label"]]} before' if row[column] else ''))
+                            f'empty; for {row["label"]} it is {values}')
     return level

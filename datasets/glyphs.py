@@ -79,7 +79,8 @@ def outline(letter, font):
 
 def distinct(chosen):
     """`chosen` without letters that look like an earlier letter, apart from size, in a font that contains both."""
-    letters, kept = list(chosen), []
+    letters = list(chosen)
+    kept = []
     same = np.zeros((len(letters), len(letters)), bool)
     for font in {font for fonts in chosen.values() for font in fonts}:
         opened = ImageFont.truetype(str(font), 64)
@@ -107,10 +108,13 @@ def render(letter, font, random):
     opened = ImageFont.truetype(str(font), round(SIDE * scale * random.uniform(0.5, 0.72)))
     ImageDraw.Draw(canvas).text((SIDE * scale // 2, SIDE * scale // 2), letter, fill=255, font=opened, anchor='mm')
     stroke = int(random.integers(-1, 3))
-    if stroke:
-        canvas = canvas.filter(ImageFilter.MinFilter(3) if stroke < 0 else ImageFilter.MaxFilter(2 * stroke + 1))
+    if stroke < 0:
+        canvas = canvas.filter(ImageFilter.MinFilter(3))
+    elif stroke > 0:
+        canvas = canvas.filter(ImageFilter.MaxFilter(2 * stroke + 1))
 
-    angle, (shear, stretch) = np.deg2rad(random.uniform(-20, 20)), random.uniform(-0.3, 0.3, 2)
+    angle = np.deg2rad(random.uniform(-20, 20))
+    shear, stretch = random.uniform(-0.3, 0.3, 2)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     matrix = turn @ np.array([[1 + stretch, shear], [0, 1 - stretch]])
     centre = np.full(2, SIDE * scale / 2)

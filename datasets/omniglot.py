@@ -25,7 +25,9 @@ def load(opt):
         table = class_folders(path)
         table.superclasses = alphabets(table.classes)
         return table
-    paths, classes, ignored = [], [], []
+    paths = []
+    classes = []
+    ignored = []
     for part in ('images_background', 'images_evaluation'):
         for character in sorted((path.parent / part).glob('[!.]*/[!.]*/')):
             files = image_files(character, ignored)

@@ -22,7 +22,10 @@ def load(opt):
     lists = find(opt, 'online_products', [f'{folder}/Ebay_train.txt' for folder in FOLDERS], WHERE).parent
     root = lists.parent if lists.name == 'Info_Files' else lists
     folder = root / 'images' if (root / 'images').exists() else root
-    paths, classes, parts, superclasses = [], [], [], {}
+    paths = []
+    classes = []
+    parts = []
+    superclasses = {}
     for part in ('train', 'test'):
         file = lists / f'Ebay_{part}.txt'
         rows = listed_rows(file, 'image_id class_id super_class_id path')

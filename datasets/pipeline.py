@@ -59,7 +59,8 @@ class Pipeline:
 
     def collate(self, loaded):
         """A list of B results of `load` -> the batch that a data worker sends, uint8 or float32 [B, 3, H, W]."""
-        if are_floats := any(pixels.dtype == torch.float32 for pixels in loaded):
+        are_floats = any(pixels.dtype == torch.float32 for pixels in loaded)
+        if are_floats:
             loaded = [pixels if pixels.dtype == torch.float32 else pixels / np.float32(255) for pixels in loaded]
         batch = torch.empty(len(loaded), *loaded[0].shape[:2], 3, dtype=torch.float32 if are_floats else torch.uint8)
         for image, pixels in zip(batch.numpy(), loaded, strict=True):
@@ -113,7 +114,9 @@ def as_pillow(pixels, top=0, left=0, height=None, width=None):
     The pixels are copied once; Image.fromarray would copy a region's pixels twice.
     """
     n_rows, n_columns, n_channels = pixels.shape
-    height, width, stride = height or n_rows, width or n_columns, n_columns * n_channels
+    height = height or n_rows
+    width = width or n_columns
+    stride = n_columns * n_channels
     start, stop = top * n_columns + left, (top + height - 1) * n_columns + left + width
     mode = 'RGB' if n_channels == 3 else 'L'
     image = Image.new(mode, (width, height), None)                      # None: its pixels are not initialised
@@ -160,6 +163,6 @@ def size_after(resize, photo):
     """The (height, width) to which v2.Resize resizes a photo; a single number is the length of the shorter side."""
     if len(resize.size) == 2:
         return resize.size
-    shorter, longer = resize.size[0], int(resize.size[0] * max(photo.height, photo.width)
-                                          / min(photo.height, photo.width))
+    shorter = resize.size[0]
+    longer = int(shorter * max(photo.height, photo.width) / min(photo.height, photo.width))
     return (shorter, longer) if photo.height <= photo.width else (longer, shorter)

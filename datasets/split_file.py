@@ -22,7 +22,8 @@ def apply(opt, table):
     Raises UserError if the file cannot be read, has no such lists or step, lists a class twice or one that the data do
     not have, or leaves the training or the test split without a class.
     """
-    what, names = f'--splits {opt.splits}', sorted(set(table.classes))
+    what = f'--splits {opt.splits}'
+    names = sorted(set(table.classes))
     lists = read_split_lists(opt, what)
     numbers = [entry for listed in lists.values() for entry in listed if is_index(entry)]
     are_places = not any(name.isdecimal() for name in names)
@@ -39,13 +40,16 @@ def apply(opt, table):
                 raise UserError(f'{what}: the class {name} is listed twice, for {split_of[name]} and for {split}; '
                                 'a class can be in one split only')
             split_of[name] = split
-    if unknown := [name for name in split_of if name not in set(names)]:
+    unknown = [name for name in split_of if name not in set(names)]
+    if unknown:
         more = f' and {len(unknown) - SHOWN} more' if len(unknown) > SHOWN else ''
+        if are_places:
+            also = f'or whole numbers from 0 to {len(names) - 1}, the places in the sorted list of the classes'
+        else:
+            also = ('in quotes where they begin with a zero, since some classes here have numbers as names, so that '
+                    'numbers are not taken as places')
         raise UserError(f'{what}: --dataset {opt.dataset} has no class {", ".join(unknown[:SHOWN])}{more}; expected '
-                        f'names such as {names[0]}, ' + (
-                            f'or whole numbers from 0 to {len(names) - 1}, the places in the sorted list of the classes'
-                            if are_places else 'in quotes where they begin with a zero, since some classes here have '
-                            'numbers as names, so that numbers are not taken as places'))
+                        f'names such as {names[0]}, {also}')
     images = {split: [] for split in SPLITS if split in split_of.values()}
     for i, name in enumerate(table.classes):
         if name in split_of:
@@ -77,16 +81,19 @@ def read_split_lists(opt, what):
     elif opt.splits_step:
         raise UserError(f'{what} has no steps: leave --splits_step {opt.splits_step} out')
     found = {split: content[split] for split in SPLITS if split in content} if isinstance(content, dict) else {}
-    if found and (unknown := [str(key) for key in content if key not in {*SPLITS, *OTHER_KEYS}]):
+    unknown = [str(key) for key in content if key not in {*SPLITS, *OTHER_KEYS}] if found else []
+    if unknown:
         raise UserError(f'{what}: unknown: {", ".join(unknown[:SHOWN])}; expected the lists train, test and, '
                         'optionally, val')
     for split in ('train', 'test', *found):
         entries = found.get(split)
-        if not isinstance(entries, list) or not entries or not all(isinstance(entry, str) or is_index(entry)
-                                                                   for entry in entries):
+        is_list = isinstance(entries, list) and all(isinstance(entry, str) or is_index(entry) for entry in entries)
+        if not is_list or not entries:
+            problem = 'empty' if is_list else 'not such a list'
+            if entries is None:
+                problem = 'missing'
             raise UserError(f'{what}: expected lists of class names or numbers, train and test, and optionally val, '
-                            f'none of them empty; {split} is ' + ('empty' if entries == [] else 'missing'
-                                                                  if entries is None else 'not such a list'))
+                            f'none of them empty; {split} is {problem}')
     return found
 
 

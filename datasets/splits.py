@@ -51,12 +51,14 @@ def closed_set(opt, table):
     in turn. The turn continues from class to class, so that small classes are not all validated in the same fold.
     """
     of_class = images_of_classes(table)
-    splits, n_assigned = {'train': [], 'val': [], 'test': []}, 0
+    splits = {'train': [], 'val': [], 'test': []}
+    n_assigned = 0
     for name in sorted(of_class):
         development, test = cut_test(opt, of_class[name])
         splits['test'] += test
         for i in development:
-            splits['val' if n_assigned % opt.n_folds == opt.fold else 'train'].append(i)
+            part = 'val' if n_assigned % opt.n_folds == opt.fold else 'train'
+            splits[part].append(i)
             n_assigned += 1
     return splits
 
@@ -104,8 +106,9 @@ def check(opt, changed):
     used_by |= dict.fromkeys(('test_size', 'test_start'), (*RANGED, None))      # None: half, if nothing is predefined
     for flag, schemes in used_by.items():
         if flag in changed and opt.split_scheme not in schemes:
+            end = f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'
             raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(filter(None, schemes))}'
-                            + (f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'))
+                            f'{end}')
     if opt.splits_step and not opt.splits:
         raise UserError(f'--splits_step {opt.splits_step} goes with --splits FILE, which has this step')
     if opt.test_size == 1 and not opt.evaluate:
@@ -143,8 +146,10 @@ def cut_test(opt, items):
 
 def images_of_classes(table, chosen=None):
     """{class: [image index]} of the images `chosen`, a list of indices; by default of all."""
+    if chosen is None:
+        chosen = range(len(table.classes))
     of_class = {}
-    for i in range(len(table.classes)) if chosen is None else chosen:
+    for i in chosen:
         of_class.setdefault(table.classes[i], []).append(i)
     return of_class
 
@@ -160,7 +165,8 @@ def indices_by_split(table, **splits):
 
 def cut_validation(opt, table, train):
     """-> (training, validation) images; the last classes are for validation, or evenly spaced images of each class."""
-    of_class, kept = images_of_classes(table, train), set()
+    of_class = images_of_classes(table, train)
+    kept = set()
     if opt.tv_split_by_samples:
         for images in of_class.values():
             n_kept = max(1, int(len(images) * opt.tv_split_perc))
@@ -189,7 +195,8 @@ def split(opt, table):
                         f'choose the --split_scheme that the flag goes with: {", ".join(RANGED)}')
     if chosen in FOLDED:
         check_fold(opt)
-    splits = (split_file.apply if chosen == FILE else SCHEMES[chosen])(opt, table)
+    split = split_file.apply if chosen == FILE else SCHEMES[chosen]
+    splits = split(opt, table)
     if opt.use_tv_split:
         if 'val' in splits:
             has = f'--splits {opt.splits} has a' if chosen == FILE else 'this data set has an official'

@@ -33,7 +33,7 @@ OF_CLASSES = {'superclasses': '[[label // 2] for label in range(n_classes)]', 'c
 MINER = """\
 def miner(batch, labels):                 # every {what} of the batch; the files of batch_mining/ select some
     same = labels[:, None] == labels
-    positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     return {returned}
 """
 INNER = """\

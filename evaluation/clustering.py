@@ -57,7 +57,8 @@ class Contingency:
 
     def __init__(self, labels, clusters):
         self.n = len(labels)
-        self.classes, self.clusters = np.bincount(labels), np.bincount(clusters)
+        self.classes = np.bincount(labels)
+        self.clusters = np.bincount(clusters)
         pairs, self.shared = np.unique(labels * len(self.clusters) + clusters, return_counts=True)
         self.expected = (self.classes[pairs // len(self.clusters)] * self.clusters[pairs % len(self.clusters)]
                          / self.n)                         # number of images if classes and clusters were independent

@@ -17,7 +17,8 @@ def class_distances(embeddings, labels):
              'intra_over_inter'}; nan where there are no two images or classes to compare.
     """
     sizes = np.bincount(labels)
-    sums, own = np.zeros((len(sizes), embeddings.shape[1])), np.zeros(len(sizes))
+    sums = np.zeros((len(sizes), embeddings.shape[1]))
+    own = np.zeros(len(sizes))
     order = np.argsort(labels, kind='stable')
     for start in range(0, len(order), ROWS):
         part = order[start:start + ROWS]

@@ -41,14 +41,15 @@ def ranked_levels(search, labels, reduce=lambda *ranked: ranked):
         return levels
 
     def ranked(rows):
-        scores, found = search.scores(rows), []
+        scores = search.scores(rows)
+        found = []
         for part in chunks(np.arange(len(rows)), len(search.gallery), PART):
             levels = shared(rows[part])
             some = levels.any(axis=1)
             part, levels = part[some], levels[some]
             if len(part):
-                levels = in_order(search, rows[part], scores[part[0]:part[-1] + 1] if some.all() else scores[part],
-                                  levels, blur[rows[part]])
+                own = scores[part[0]:part[-1] + 1] if some.all() else scores[part]           # a slice is no copy
+                levels = in_order(search, rows[part], own, levels, blur[rows[part]])
                 found.append((rows[part], *reduce(*positives(levels))))
         return found
 
@@ -70,7 +71,9 @@ def in_order(search, rows, scores, levels, blur):
     near = np.flatnonzero(nearest > least)
     if not len(near):
         return ordered
-    scores, least, blur = scores[near].cpu().numpy(), least[near, None], blur[near, None]
+    scores = scores[near].cpu().numpy()
+    least = least[near, None]
+    blur = blur[near, None]
     n_close = (scores > least).sum(axis=1)
     n = n_close.max()
     images = order(n)[near]
@@ -78,7 +81,8 @@ def in_order(search, rows, scores, levels, blur):
     doubtful = (values[:, :-1] - values[:, 1:] <= blur) & (ordered[near, :n - 1] != ordered[near, 1:n])
     doubtful &= np.arange(1, n) < n_close[:, None]
     for number in np.flatnonzero(doubtful.any(axis=1)):
-        row, some = near[number], images[number, :n_close[number]]
+        row = near[number]
+        some = images[number, :n_close[number]]
         some = some[np.lexsort((some, distances(search, np.full(len(some), rows[row]), some)))]
         ordered[row, :len(some)] = levels[row, some]
     return ordered
@@ -115,9 +119,11 @@ def positives(levels):
     row, column, level = pick(levels, levels != 0)
     ends = row.searchsorted(np.arange(len(levels) + 1))
     shape = len(levels), np.diff(ends).max()
-    ranks, kept = np.ones(shape, np.int64), np.zeros(shape, np.uint8)
+    ranks = np.ones(shape, np.int64)
+    kept = np.zeros(shape, np.uint8)
     for number, (start, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
-        ranks[number, :end - start], kept[number, :end - start] = column[start:end] + 1, level[start:end]
+        ranks[number, :end - start] = column[start:end] + 1
+        kept[number, :end - start] = level[start:end]
     return ranks, kept
 
 
@@ -134,7 +140,8 @@ def h_ap(ranks, levels, n_levels):
     """
     n_images = level_sizes(levels, n_levels)
     relevance = np.arange(1, n_levels + 1) / n_levels / np.maximum(n_images, 1)
-    total, inverse = 0, 1 / ranks
+    total = 0
+    inverse = 1 / ranks
     for nearer in range(n_levels):                         # levels of the images i (nearer) and of the image of rank r
         precision = (levels == nearer + 1).cumsum(axis=1, dtype=np.int32) * inverse
         for level in range(n_levels):
@@ -148,8 +155,10 @@ def asi(ranks, levels, n_levels):
     Average set intersection: the fraction of the k nearest images that are also among the k nearest of the ideal
     ranking, averaged over k = 1 ... n, the number of images of level 1 or more. Images of one level count as equal.
     """
-    n_images, k = level_sizes(levels, n_levels), np.arange(1, levels.shape[1] + 1, dtype=np.int32)
-    n, common = n_images.sum(axis=1), np.zeros(levels.shape, np.int32)
+    n_images = level_sizes(levels, n_levels)
+    k = np.arange(1, levels.shape[1] + 1, dtype=np.int32)
+    n = n_images.sum(axis=1)
+    common = np.zeros(levels.shape, np.int32)
     row, column, rank = pick(ranks, (ranks <= len(k)) & (levels > 0))
     at_rank = np.zeros(levels.shape, np.uint8)
     at_rank[row, rank - 1] = levels[row, column]

@@ -235,8 +235,9 @@ def full_precision():
     """In the block, float32 products are exact to float32: neither --tf32 nor autocast changes the metrics."""
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
+    gpu = torch.accelerator.current_accelerator() or torch.device('cpu')
     try:
-        with torch.autocast('cuda', enabled=False), torch.autocast('cpu', enabled=False):
+        with torch.autocast(gpu.type, enabled=False), torch.autocast('cpu', enabled=False):
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed

@@ -59,7 +59,8 @@ def save(opt, embedded, split, folder, panel=None, formats=('png',)):
 
     Returns the files.
     """
-    folder, saved = Path(folder), []
+    folder = Path(folder)
+    saved = []
     files = {name: [folder / f'{name}_{split}.{suffix}' for suffix in formats]
              for name in opt.pictures if name in PICTURES}
     if panel:
@@ -76,18 +77,24 @@ def short(name, length=26):
     """'001.Black_footed_Albatross' -> 'Black footed Albatross', for a figure; long names are cut."""
     name = str(name)
     number, _, rest = name.partition('.')
-    name = (rest if number.isdigit() and rest else name).replace('_', ' ')
-    return plotting.plain(name if len(name) <= length else name[:length - 1] + '…')
+    if number.isdigit() and rest:
+        name = rest
+    name = name.replace('_', ' ')
+    if len(name) > length:
+        name = name[:length - 1] + '…'
+    return plotting.plain(name)
 
 
 def sample_queries(embedded, seed, n_queries, n_neighbours):
     """Queries with a positive, sampled with `seed`, of different classes if possible, and their neighbours."""
-    search, labels = embedded.search(), embedded.images.labels
+    search = embedded.search()
+    labels = embedded.images.labels
     random = np.random.default_rng(seed)
     candidates = random.permutation(search.query_index[search.n_positives > 0])
     _, places = np.unique(labels[candidates], return_index=True)
     queries = candidates[random.permutation(places)[:n_queries]]
-    return queries, nearest(search, queries, n_neighbours) if len(queries) else None
+    neighbours = nearest(search, queries, n_neighbours) if len(queries) else None
+    return queries, neighbours
 
 
 def retrieval(embedded, seed, n_queries=6, n_neighbours=8, frame=0.035, gap=0.1):
@@ -101,8 +108,10 @@ def retrieval(embedded, seed, n_queries=6, n_neighbours=8, frame=0.035, gap=0.1)
     images = embedded.images
 
     def tile(query, index):
-        right = images.labels[index] == images.labels[query]
-        return pixels(images, index), 'black' if index == query else RIGHT if right else WRONG, None
+        colour = RIGHT if images.labels[index] == images.labels[query] else WRONG
+        if index == query:
+            colour = 'black'
+        return pixels(images, index), colour, None
 
     rows = [(short(images.class_names[images.labels[query]], 60), [tile(query, index) for index in (query, *found)])
             for query, found in zip(queries, neighbours, strict=True)]
@@ -217,7 +226,8 @@ def sample_pairs(labels, random, n_pairs):
     """{'same class', 'different classes': two index arrays} of random pairs; None if there is no pair of one kind."""
     order = np.argsort(labels, kind='stable')
     sizes = np.bincount(labels)
-    starts, has_positive = sizes.cumsum() - sizes, sizes[labels[order]] > 1
+    starts = sizes.cumsum() - sizes
+    has_positive = sizes[labels[order]] > 1
     if not has_positive.any() or len(sizes) < 2:
         return None
     first = random.choice(np.flatnonzero(has_positive), n_pairs)       # indices into `order`
@@ -231,7 +241,9 @@ def sample_pairs(labels, random, n_pairs):
 
 def pair_distances(embedded, one, other):
     """The distances of pairs of images, or scores if the criterion has its own ranking. one, other: index arrays."""
-    queries, gallery = (embedded.ranking(embedded.embeddings) if embedded.ranking else (embedded.embeddings,) * 2)
+    queries = gallery = embedded.embeddings
+    if embedded.ranking:
+        queries, gallery = embedded.ranking(embedded.embeddings)
     found = []
     for some in np.array_split(np.arange(len(one)), 50):       # never all pairs' embeddings at once
         left, right = queries[torch.as_tensor(one[some])], gallery[torch.as_tensor(other[some])]
@@ -241,7 +253,8 @@ def pair_distances(embedded, one, other):
 
 def classes(embedded, seed, n_worst=12):
     """Recall@1 of every class in ascending order; for the worst classes, the class they are most often mistaken for."""
-    search, names = embedded.search(), embedded.images.class_names
+    search = embedded.search()
+    names = embedded.images.class_names
     rows = np.flatnonzero(search.n_positives)
     if not len(rows):
         return None
@@ -264,10 +277,11 @@ def classes(embedded, seed, n_worst=12):
         if len(wrong):
             others, counts = np.unique(wrong, return_counts=True)
             most = counts.argmax()
-            inside = recall[c] > 52
-            right.text(recall[c] + (-1 if inside else 1), bar,
-                       f'{counts[most] / n_images[c]:.0%} {short(names[others[most]], 24)}', va='center', fontsize=5.5,
-                       ha='right' if inside else 'left', color='white' if inside else WRONG)
+            text = f'{counts[most] / n_images[c]:.0%} {short(names[others[most]], 24)}'
+            if recall[c] > 52:                             # inside the bar
+                right.text(recall[c] - 1, bar, text, va='center', fontsize=5.5, ha='right', color='white')
+            else:
+                right.text(recall[c] + 1, bar, text, va='center', fontsize=5.5, ha='left', color=WRONG)
     right.set(xlim=(0, 100), xlabel='R@1 (%) of the worst classes; their main mistake')
     right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst])
     return figure

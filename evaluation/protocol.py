@@ -68,10 +68,13 @@ def compute_metrics(opt, embedded, splits, metrics):
               file=sys.stderr)
     for split in splits:
         for level in levels(opt):
-            part, pool = embedded[split], build_pool(opt, embedded, split, level)
-            values = compute([name for name in metrics if is_computed(name, level)],
-                             *without_distractors(part.embeddings, level_labels(part.images, level), part.images),
-                             seed=opt.seed, ranking=part.ranking, pool=pool, n_bootstrap=opt.bootstrap,
+            part = embedded[split]
+            pool = build_pool(opt, embedded, split, level)
+            labels = level_labels(part.images, level)
+            embeddings, labels = without_distractors(part.embeddings, labels, part.images)
+            names = [name for name in metrics if is_computed(name, level)]
+            values = compute(names, embeddings, labels, seed=opt.seed, ranking=part.ranking, pool=pool,
+                             n_bootstrap=opt.bootstrap,
                              draws=(opt.eval_draws, opt.eval_draw_size) if level == 'draws' else None)
             row |= {Column(split, name, level).name: value for name, value in values.items()}
     return row
@@ -128,7 +131,9 @@ def embed_splits(opt, model, data, splits, criterion=None):
     """
     {split: Embedded} of `splits`, and of the training split if it is in the gallery or --pca is fitted on it.
     """
-    wanted = {*splits, *(['train'] if opt.eval_reference != 'self' or opt.pca else [])}
+    wanted = {*splits}
+    if opt.eval_reference != 'self' or opt.pca:
+        wanted.add('train')
     needed = [split for split in data.evaluation if split in wanted]
     embedded = {split: embed(opt, model, data.evaluation[split], split, opt.eval_features, opt.eval_autocast)
                 for split in needed}
@@ -172,7 +177,8 @@ def split_of_pictures(opt, data):
 
 def level_names(images, level):
     """[N] the name of each image's class, or at the level `parent` of its super-class."""
-    return np.array(images.superclasses if level == 'parent' else images.class_names, dtype=str)[images.labels]
+    names = images.superclasses if level == 'parent' else images.class_names
+    return np.array(names, dtype=str)[images.labels]
 
 
 def level_labels(images, level):
@@ -191,7 +197,9 @@ def without_distractors(embeddings, labels, images):
 def build_pool(opt, embedded, split, level):
     """The Pool of a split: its queries, and the gallery that --eval_reference and --eval_level give them."""
     own = embedded[split]
-    parts, is_query, in_gallery = [own], own.images.is_query, own.images.in_gallery
+    parts = [own]
+    is_query = own.images.is_query
+    in_gallery = own.images.in_gallery
     if opt.eval_reference != 'self' and split != 'train':
         train = embedded['train']
         parts = [own, train]
@@ -204,8 +212,10 @@ def build_pool(opt, embedded, split, level):
     groups = np.concatenate([level_names(part.images, 'parent') for part in parts]) if level == 'within' else None
     cameras = np.concatenate([part.images.groups for part in parts]) if level == 'across' else None
     norms = None if own.norms is None else np.concatenate([part.norms for part in parts])
-    return Pool(embeddings, np.unique(names, return_inverse=True)[1], is_query=is_query, in_gallery=in_gallery,
-                groups=groups, cameras=cameras, levels=stack_superclasses([part.images for part in parts]), norms=norms)
+    labels = np.unique(names, return_inverse=True)[1]
+    levels = stack_superclasses([part.images for part in parts])
+    return Pool(embeddings, labels, is_query=is_query, in_gallery=in_gallery, groups=groups, cameras=cameras,
+                levels=levels, norms=norms)
 
 
 def stack_superclasses(parts):
@@ -244,7 +254,9 @@ def check_metrics(opt):
     if len(spectra) > 1:
         raise UserError(f'--evaluation_metrics {" ".join(spectra)}: spectrum.csv holds one spectrum of each split; '
                         'keep one of them')
-    for name in opt.storage_metrics if not opt.evaluate else ():
+    if opt.evaluate:
+        return
+    for name in opt.storage_metrics:
         metric, level = metric_and_level(name)
         if metric not in opt.evaluation_metrics:
             raise UserError(f'--storage_metrics {name}: not among the --evaluation_metrics'
@@ -280,9 +292,12 @@ def check_data(opt, data):
     if not evaluated:
         raise UserError(f'--eval_reference {opt.eval_reference} sets the gallery of test and validation queries, '
                         'and neither split is evaluated (--splits_to_eval): leave it out')
-    for level in opt.eval_level if opt.eval_reference == 'train' else ():
+    if opt.eval_reference != 'train':
+        return
+    for level in opt.eval_level:
         kind, names = ('super-class', 'superclasses') if level == 'parent' else ('class', 'class_names')
-        if not any(set(getattr(images, names)) & set(getattr(data.evaluation['train'], names)) for images in evaluated):
+        of_training = {*getattr(data.evaluation['train'], names)}
+        if not any(of_training & {*getattr(images, names)} for images in evaluated):
             raise UserError(f'--eval_reference train: no evaluated {kind} is a training {kind}, so that no query has a '
                             'positive; choose all, or make a validation split with --tv_split_by_samples')
 

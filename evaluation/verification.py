@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from evaluation.ranking import precision
-from evaluation.ranking.counting import estimate
+from evaluation.ranking.counting import score_at_rank
 from utilities.arrays import in_threads, pick
 
 TILE = 1024                  # images on each side of a tile: 4 MB of similarities
@@ -40,8 +40,11 @@ class Pairs:
         sizes = np.unique(labels, return_counts=True)[1]
         self.labels = np.repeat(np.arange(len(sizes)), sizes)
         self.ends = np.concatenate([[0], sizes.cumsum()])
-        self.n_positives, self.n_negatives = sizes * (sizes - 1), sizes * (len(labels) - sizes)
-        self.rates, self.thresholds, self.lock = rates, {}, threading.Lock()
+        self.n_positives = sizes * (sizes - 1)
+        self.n_negatives = sizes * (len(labels) - sizes)
+        self.rates = rates
+        self.thresholds = {}                                       # {rate: class_thresholds(rate)}
+        self.lock = threading.Lock()
 
     def similarities(self, rows, columns):
         """[r, c] float32, between two slices of the images."""
@@ -61,7 +64,8 @@ class Pairs:
         def strip(first):
             rows = slice(first, min(first + TILE, n))
             for left in range(first, n, TILE):
-                columns, same = slice(left, min(left + TILE, n)), np.arange(0)
+                columns = slice(left, min(left + TILE, n))
+                same = np.arange(0)
                 if self.labels[left] <= self.labels[rows.stop - 1]:
                     same = np.flatnonzero(self.labels[rows][:, None] == self.labels[columns])
                 work(rows, columns, self.similarities(rows, columns), same)
@@ -75,10 +79,12 @@ class Pairs:
         counts = np.zeros((2, N_BINS), np.int64)
 
         def add(rows, columns, similarities, same):
-            every, own = histogram(similarities), histogram(similarities.ravel()[same])
-            negatives, weight = every - own, 2                         # 2 counts the mirror image, too
+            own = histogram(similarities.ravel()[same])
+            negatives = histogram(similarities) - own
+            weight = 2                                                 # for the mirror image, too
             if rows == columns:
-                own, weight = own - histogram(similarities.diagonal()), 1
+                own = own - histogram(similarities.diagonal())         # each image with itself
+                weight = 1
             with self.lock:
                 counts[:] += weight * np.stack([own, negatives])
 
@@ -88,7 +94,8 @@ class Pairs:
     def class_thresholds(self, rate):
         """[C] for each class, the threshold() of the pairs with one image of it."""
         if rate not in self.thresholds:
-            rates, size = sorted({rate, *self.rates}), max(1, CHUNK // len(self.unit))
+            rates = sorted({rate, *self.rates})
+            size = max(1, CHUNK // len(self.unit))
             first = np.unique(np.searchsorted(self.ends, np.arange(0, len(self.unit), size), 'right') - 1)
             groups = list(zip(first, [*first[1:], len(self.n_negatives)], strict=True))
             found = in_threads(lambda group: self.block_thresholds(*group, rates, size), groups, 'compare pairs')
@@ -101,7 +108,8 @@ class Pairs:
         `size` rows. Counts the bins from `low` on; by default from a bin estimated for each class, and again from 0 if
         that was too high.
         """
-        tails, (top, end) = {}, self.ends[[first, last]]
+        tails = {}
+        top, end = self.ends[[first, last]]
         edges = np.linspace(top, end, max(1, round((end - top) / size)) + 1).astype(int)
         for rows in map(slice, edges[:-1], edges[1:]):
             similarities = self.similarities(rows, slice(None))
@@ -110,15 +118,25 @@ class Pairs:
                 mine = similarities[max(start - rows.start, 0):stop - rows.start]
                 mine[:, start:stop] = -2
                 if label not in tails:
-                    n, depth = (stop - start) * len(self.unit), 1 + rates[-1] * self.n_negatives[label]
-                    reached = estimate(mine[:, ::SAMPLED].reshape(1, -1), n, depth)[0] if low is None else -np.inf
-                    tails[label] = Tail(max(0, int(rounded(np.maximum(reached, -1)))) if low is None else low)
+                    begins = self.estimated_bin(label, mine, rates[-1]) if low is None else low
+                    tails[label] = Tail(begins)
                 tails[label].add(mine)
-        limits = np.multiply.outer(self.n_negatives[first:last], rates)
-        return np.concatenate([
-            [[threshold(tail.counts, limit) + tail.low for limit in limits[label - first]]]
-            if tail.low == 0 or tail.counts[1:].sum() > limits[label - first, -1] * MORE
-            else self.block_thresholds(label, label + 1, rates, size, low=0) for label, tail in tails.items()])
+        found = []
+        for label, tail in tails.items():
+            limits = self.n_negatives[label] * np.array(rates)
+            if tail.low == 0 or tail.counts[1:].sum() > limits[-1] * MORE:
+                found.append([[threshold(tail.counts, limit) + tail.low for limit in limits]])
+            else:
+                found.append(self.block_thresholds(label, label + 1, rates, size, low=0))
+        return np.concatenate(found)
+
+    def estimated_bin(self, label, similarities, rate):
+        """A bin that a class's threshold at `rate` is seldom below, from similarities [r, N] of some of its images."""
+        start, stop = self.ends[label:label + 2]
+        n = (stop - start) * len(self.unit)
+        depth = 1 + rate * self.n_negatives[label]
+        reached = score_at_rank(similarities[:, ::SAMPLED].reshape(1, -1), n, depth)[0]
+        return max(0, int(rounded(np.maximum(reached, -1))))
 
 
 class Tail:
@@ -129,7 +147,8 @@ class Tail:
     """
 
     def __init__(self, low):
-        self.low, self.counts = low, np.zeros(N_BINS - low, np.int64)
+        self.low = low
+        self.counts = np.zeros(N_BINS - low, np.int64)
 
     def add(self, similarities):
         """Counts similarities [...]; pairs that are not to be counted have a similarity below −1."""

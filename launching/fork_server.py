@@ -33,7 +33,10 @@ class Run(multiprocessing.get_context('forkserver').Process):
 
     def __init__(self, command, log, environment):
         super().__init__()
-        self.command, self.folder, self.environment, self.log = command[1:], os.getcwd(), environment, log.fileno()
+        self.command = command[1:]
+        self.folder = os.getcwd()
+        self.environment = environment
+        self.log = log.fileno()
 
     def __getstate__(self):
         return self.__dict__ | {'log': reduction.DupFd(self.log)}
@@ -76,7 +79,8 @@ def execute(command, environment):
     np.random.seed()                                              # otherwise the generator is the same in all runs
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)
-    sys.argv, sys.path[0] = command, str(Path(command[0]).parent)
+    sys.argv = command
+    sys.path[0] = str(Path(command[0]).parent)
     try:
         runpy.run_path(sys.argv[0], run_name='__main__')
     finally:                                                      # multiprocessing leaves these steps out

@@ -21,7 +21,9 @@ def launch(runs, slots):
     Returns the exit code: 0, or 1 where a run failed. After Ctrl-C, the runs are stopped before KeyboardInterrupt is
     raised.
     """
-    pool, failed, n_skipped = Pool(runs, slots), [], 0
+    pool = Pool(runs, slots)
+    failed = []
+    n_skipped = 0
     bar = tqdm(total=len(runs), unit='run', disable=None)
     try:
         while pool.has_runs():
@@ -57,17 +59,21 @@ def run_line(text, n_gpus=1, n_nodes=1, more=()):
     SLURM calls it, on each of its n_nodes machines, with n_gpus GPUs there. The first machine logs and locks the run.
     """
     run = plan.planned_run([*shlex.split(text), *more])
-    added, python = (['--gpu', *map(str, range(n_gpus))] if n_gpus > 1 else []), []
+    added = ['--gpu', *map(str, range(n_gpus))] if n_gpus > 1 else []
+    python = []
     if n_nodes > 1:
         os.environ.setdefault('OMP_NUM_THREADS', str(max(1, n_cores() // max(1, n_gpus))))
-        added, python = ['--auto_resume'], slurm.torchrun(n_nodes, max(1, n_gpus))
+        added = ['--auto_resume']
+        python = slurm.torchrun(n_nodes, max(1, n_gpus))
     leads = slurm.is_first_machine()
     started = started_when_free(run, added, python) if leads else process.join(run, added, python)
     if started is None:
         return 0
     try:
-        while (code := started.poll()) is None:
+        code = started.poll()
+        while code is None:
             stopping.sleep(stopping.POLL)
+            code = started.poll()
     except KeyboardInterrupt:
         process.stop({started: run})
         raise

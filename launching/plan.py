@@ -25,7 +25,10 @@ def runs_of_script(file, only=(), skip_refused=False, more=()):
     Raises a UserError that lists every line which main.py would refuse; with skip_refused, prints the list and leaves
     these lines out.
     """
-    runs, problems, taken, parser = [], [], {}, parameters.build()
+    parser = parameters.build()
+    runs = []
+    problems = []
+    taken = {}
     for number, arguments in enumerate(stopping.checked(script.commands(file)), start=1):
         try:
             run = planned_run([*arguments, *more], parser)
@@ -39,8 +42,9 @@ def runs_of_script(file, only=(), skip_refused=False, more=()):
         taken[run.log] = number
         runs.append(run)
     if problems and not (skip_refused and runs):
-        hint = [f'--skip_refused leaves out {len(problems)} of {number} lines'] if runs else []
-        raise UserError('\n'.join(problems + hint))
+        if runs:
+            problems.append(f'--skip_refused leaves out {len(problems)} of {number} lines')
+        raise UserError('\n'.join(problems))
     if problems:
         print('\n'.join(['Left out:', *problems]), file=sys.stderr, flush=True)
     chosen = [run for run in runs if not only or any(text in run.name for text in only)]
@@ -64,6 +68,7 @@ def planned_run(arguments, parser=None):
     settings = {name: value for name, value in recorded.items() if name not in chosen}
     parts.check_names(opt)
     parts.draft(opt)                                              # refuses what does not go together
-    return Planned(run_folder.without_secrets(arguments, parameters.flags_with('secret')), settings,
-                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), configuration.secret_variables(opt),
-                   chosen, parameters.beside_settings(), parameters.files_among(recorded))
+    shown = run_folder.without_secrets(arguments, parameters.flags_with('secret'))
+    return Planned(shown, settings, Path(opt.save_path) / opt.dataset, run_folder.savename(opt),
+                   configuration.secret_variables(opt), chosen, parameters.beside_settings(),
+                   parameters.files_among(recorded))

@@ -3,7 +3,9 @@ import collections
 
 from launching import process
 
-STARTED, ELSEWHERE, FINISHED = 'started', 'another process has it', 'had been finished before'
+STARTED = 'started'
+ELSEWHERE = 'another process has it'
+FINISHED = 'had been finished before'
 
 
 class Pool:
@@ -17,7 +19,9 @@ class Pool:
     """
 
     def __init__(self, runs, slots):
-        self.waiting, self.elsewhere, self.running = collections.deque(runs), [], {}
+        self.waiting = collections.deque(runs)
+        self.elsewhere = []
+        self.running = {}
         self.slots = list(slots)
 
     def has_runs(self):

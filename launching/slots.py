@@ -21,8 +21,8 @@ def slot_arguments(opt):
     """
     One list per slot: the arguments that a run gets, after its own, when it takes the slot.
 
-    By default there is one slot, which appends nothing. With --workers, the processor cores are divided among the runs
-    by OMP_NUM_THREADS, if it is not set.
+    By default there is one slot, which appends nothing. With --workers or --gpus, the processor cores are divided among
+    the processes of all slots by OMP_NUM_THREADS, if it is not set.
     """
     if opt.gpus and opt.workers:
         raise UserError('--gpus and --workers: give one of them')
@@ -35,8 +35,13 @@ def slot_arguments(opt):
         gpus, n = opt.gpus.split(','), opt.gpus_per_run
         if len(gpus) % n:
             raise UserError(f'--gpus {opt.gpus} --gpus_per_run {n}: the number of GPUs must be a multiple of {n}')
+        divide_cores(len(gpus) * opt.per_gpu)
         return [['--gpu', *gpus[i:i + n]] for _ in range(opt.per_gpu) for i in range(0, len(gpus), n)]
     if opt.workers:
-        os.environ.setdefault('OMP_NUM_THREADS', str(max(1, n_cores() // opt.workers)))
+        divide_cores(opt.workers)
         return [['--device', 'cpu']] * opt.workers
     return [[]]
+
+
+def divide_cores(n_processes):
+    os.environ.setdefault('OMP_NUM_THREADS', str(max(1, n_cores() // n_processes)))

@@ -13,7 +13,8 @@ from utilities.errors import UserError
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = 'slurm_logs'
 MAX_REQUEUES = 1000
-FIRST_PORT, N_PORTS = 20000, 10000
+FIRST_PORT = 20000
+N_PORTS = 10000
 
 
 class Job:
@@ -51,7 +52,8 @@ def torchrun(n_nodes, n_processes):
     """
     listed = subprocess.run(['scontrol', 'show', 'hostnames', os.environ['SLURM_JOB_NODELIST']], check=True,
                             capture_output=True, text=True)
-    job, first = os.environ['SLURM_JOB_ID'], listed.stdout.split()[0]
+    job = os.environ['SLURM_JOB_ID']
+    first = listed.stdout.split()[0]
     port = FIRST_PORT + int(job) % N_PORTS                        # jobs that share a machine have different numbers
     return ['-m', 'torch.distributed.run', f'--nnodes={n_nodes}', f'--nproc_per_node={n_processes}',
             '--rdzv_backend=c10d', f'--rdzv_endpoint={first}:{port}', f'--rdzv_id={job}']

@@ -29,7 +29,8 @@ def dry_run(runs):
 
 def missing_data(runs):
     """{what is wrong with a data set, as main.py says it: number of runs}. Data to be downloaded are not missing."""
-    found, problems = {}, collections.Counter()
+    found = {}
+    problems = collections.Counter()
     for run in runs:
         key = tuple(run.settings[flag] for flag in ('dataset', 'source_path', 'csv', 'download'))
         if key not in found:
@@ -70,7 +71,8 @@ def table(runs):
         cells.append([row['run'].name, row['state'], epoch, score, left])
     lines = [aligned(cells, left=(0, 1))]
     counts = collections.Counter(row['state'] for row in rows)
-    is_done, total = counts['finished'] == len(rows), ''
+    is_done = counts['finished'] == len(rows)
+    total = ''
     if not is_done and all(row['seconds'] is not None for row in rows):
         at_once = max(1, counts['running'])
         total = f'; about {clock(sum(row["seconds"] for row in rows) / at_once)} left with {at_once} at once'
@@ -91,7 +93,8 @@ def status_row(run):
     pace:  seconds per epoch, the mean over the last max(5, --eval_every) epochs, so that it includes an evaluation;
            None before the first epoch.
     """
-    folder, is_running = run.folder(), process.is_running(run)      # before the records: it may finish meanwhile
+    folder = run.folder()
+    is_running = process.is_running(run)                    # before the records: it may finish meanwhile
     records = reading.read(folder) if folder else None
     rows = reading.read_rows(folder / 'log.csv') if folder else []
     evaluated = records.rows[-1] if records and records.rows else {}

@@ -31,41 +31,46 @@ def check(opt):
 
 def select(opt, folder, settings, start):
     """The backends that can be started: TensorBoard if it is installed, and with --log_online the --online_backend."""
-    chosen, wanted = [], []
+    wanted = []
     if importlib.util.find_spec('tensorboard'):
         wanted.append(TensorBoard)
     else:
         print('TensorBoard is not installed: no tensorboard/ in the run folder (pip install tensorboard).')
     if opt.log_online and opt.online_backend != 'none':
         wanted.append({'wandb': Wandb, 'comet_ml': Comet}[opt.online_backend])
+    chosen = []
     for kind in wanted:
-        made = []
-        problem = failure(lambda kind=kind, made=made: made.append(kind(opt, folder, settings, start)))
-        chosen += [] if problem else made
+        backend, problem = attempt(kind, opt, folder, settings, start)
         if problem:
             note(kind.__name__, 'cannot be started', problem, folder)
+        else:
+            chosen.append(backend)
     return chosen
 
 
-def failure(call, *arguments, share=1):
+def attempt(call, *arguments, share=1):
     """
-    Calls call(*arguments); returns a text that says what failed, or None. A library may raise anything, call sys.exit,
-    or wait without end for a process of its own that was killed: the call is abandoned after LIMIT seconds.
-    share: the fraction of LIMIT that this call may take.
+    Returns (the result of call(*arguments), None), or (None, a text that says what failed). A library may raise
+    anything, call sys.exit, or wait without end for a process of its own that was killed: the call is abandoned after
+    LIMIT seconds. share: the fraction of LIMIT that this call may take.
     """
-    outcome = []
+    outcomes = []
 
-    def attempt():
+    def work():
         try:
-            call(*arguments)
-            outcome.append(None)
-        except BaseException as error:                       # reported by the caller of failure()
-            outcome.append(f'{type(error).__name__}: {error}')
+            outcomes.append((call(*arguments), None))
+        except BaseException as error:                       # reported by the caller of attempt()
+            outcomes.append((None, f'{type(error).__name__}: {error}'))
 
-    thread = threading.Thread(target=attempt, daemon=True)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(LIMIT * share)
-    return outcome[0] if outcome else f'no answer within {LIMIT * share:.0f} seconds'
+    return outcomes[0] if outcomes else (None, f'no answer within {LIMIT * share:.0f} seconds')
+
+
+def failure(call, *arguments, share=1):
+    """As attempt(), of a call whose result nobody needs: returns the text that says what failed, or None."""
+    return attempt(call, *arguments, share=share)[1]
 
 
 def note(name, what, problem, folder):
@@ -83,8 +88,10 @@ class TensorBoard:
 
     def __init__(self, opt, folder, settings, start):
         from torch.utils.tensorboard import SummaryWriter
-        self.usual, threading.excepthook = threading.excepthook, self.unless_told_later
-        self.writer, self.last = SummaryWriter(folder / 'tensorboard', purge_step=start), start - 1
+        self.usual = threading.excepthook
+        threading.excepthook = self.unless_told_later
+        self.writer = SummaryWriter(folder / 'tensorboard', purge_step=start)
+        self.last = start - 1
 
     def log(self, epoch, scalars, arrays):
         for name, value in scalars.items():
@@ -121,7 +128,8 @@ class Wandb:
 
     def __init__(self, opt, folder, settings, start):
         import wandb
-        self.logged, self.pictures = start - 1, {}           # the last epoch that log() took; pictures of the next
+        self.logged = start - 1                              # the last epoch that log() took
+        self.pictures = {}                                   # of the next epoch
         if opt.wandb_key:
             os.environ['WANDB_API_KEY'] = opt.wandb_key      # only here; wandb.login would write it to a file
         config = run_folder.read(folder)
@@ -145,7 +153,8 @@ class Wandb:
         import wandb
         histograms = {name: wandb.Histogram(np_histogram=histogram(values)) for name, values in arrays.items()}
         self.run.log(scalars | histograms | self.pictures | {'epoch': epoch}, step=epoch, commit=True)
-        self.logged, self.pictures = epoch, {}
+        self.logged = epoch
+        self.pictures = {}
 
     def picture(self, name, file, epoch):
         import wandb
@@ -197,11 +206,14 @@ class Comet:
     def __init__(self, opt, folder, settings, start):
         import comet_ml
         config = run_folder.read(folder)
-        online, archives = bool(os.environ.get('COMET_API_KEY')), folder / 'comet'
+        online = bool(os.environ.get('COMET_API_KEY'))
         off = ('auto_metric_logging', 'auto_param_logging', 'auto_output_logging', 'log_code', 'log_git_metadata',
                'log_env_details')
-        self.last = start - 1 if online else max(map(read_last_epoch, archives.glob('*/*.zip')), default=-1)
-        archives = archives / f'from_epoch_{self.last + 1}'      # equal seeds of `random` give archives equal names
+        self.last = start - 1
+        if not online:
+            self.last = max(map(read_last_epoch, folder.glob('comet/*/*.zip')), default=-1)
+        # equal seeds of `random` give archives equal names
+        archives = folder / 'comet' / f'from_epoch_{self.last + 1}'
         archives.mkdir(parents=True, exist_ok=True)
         self.experiment = comet_ml.start(
             project_name=opt.project, online=online, mode='get_or_create', experiment_key=config['run_id'] * 4,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from records import columns, published, run_folder
+from records import columns, public_code, published, run_folder
 from records.run_folder import LAST
 from utilities import processes
 from utilities.errors import RunFailed, UserError
-from utilities.files import atomic, describe_kind
+from utilities.files import atomic, describe_kind, require_uncompressed
 
 
 class Checkpoint:
@@ -35,10 +35,18 @@ class Checkpoint:
     """
 
     def __init__(self, folder, settings, metrics, parts, origin=None, lowest=()):
-        self.folder, self.settings, self.metrics, self.parts = Path(folder), settings, metrics, parts
-        self.origin, self.lowest = origin, lowest
-        self.best, self.row, self.records, self.trained = {}, None, None, False     # trained: an epoch or more
-        self.last, self.next_epoch = self.folder / LAST, 0
+        self.folder = Path(folder)
+        self.last = self.folder / LAST
+        self.settings = settings
+        self.metrics = metrics
+        self.parts = parts
+        self.origin = origin
+        self.lowest = lowest
+        self.best = {}
+        self.row = None
+        self.records = None
+        self.trained = False                                 # whether it has the state after an epoch or more
+        self.next_epoch = 0
 
     def save(self, epoch, row, records=None):
         """
@@ -55,14 +63,21 @@ class Checkpoint:
         if any(map(columns.parse, row)):
             self.row = row
         for split, metric in itertools.product(columns.SPLITS, self.metrics):
-            name, sign = columns.Column(split, metric).name, -1 if metric in self.lowest else 1
-            value = sign * row.get(name, math.nan)
-            if value > sign * self.best.get(name, {name: -sign * math.inf})[name]:
+            name = columns.Column(split, metric).name
+            if self.is_best(name, metric, row):
                 self.best[name] = row
                 network = {part: states[part] for part in ('model', 'criterion', 'ema') if part in states}
                 self.write(f'checkpoint_{name}.pt', common | network)
         self.records = records
         self.write(LAST, common | states | {'best': self.best, 'row': self.row, 'records': records})
+
+    def is_best(self, name, metric, row):
+        """Whether a row has a metric, in the column `name`, and it is better than in all earlier rows."""
+        value = row.get(name, math.nan)
+        if name not in self.best:
+            return not math.isnan(value)
+        best = self.best[name][name]
+        return value < best if metric in self.lowest else value > best
 
     def write(self, name, content):
         with atomic(self.folder / name) as temporary, open(temporary, 'wb') as file:
@@ -87,35 +102,54 @@ class Checkpoint:
 
     def restore(self, states, differences, merges):
         """Takes over the content of a checkpoint."""
-        merging, fresh = merges(states['epoch'] + 1), []
-        if found := differences(states['settings'], merging):
+        merging = merges(states['epoch'] + 1)
+        different = differences(states['settings'], merging)
+        if different:
             raise UserError(f'{self.last}: it was written by a run with other settings than those in config.yaml: '
-                            f'{", ".join(found)}; copy the run folder again')
+                            f'{", ".join(different)}; copy the run folder again')
         if merging:
             states.setdefault('ema', states['model'])        # a new moving average begins at the weights
+        fresh = []
         for name, part in self.parts.items():
             replaceable = merging and name != 'model'
             before = copy.deepcopy(part.state_dict()) if replaceable else None
             try:
-                part.load_state_dict(states[name])
+                state = states[name]
+                if 'criterion' in fresh and isinstance(part, torch.optim.Optimizer):
+                    state = without_state_of(self.parts['criterion'], part, state)
+                part.load_state_dict(state)
+                if state is not states[name]:
+                    fresh.append(f"the criterion's part of {name}")
             except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
                 if replaceable:
                     part.load_state_dict(before)             # some of its parts may have fitted
                     fresh.append("the sampler's memory bank" if name == 'storage' else name)
                     continue
                 raise UserError(f'--resume {self.folder}: its {name} does not fit the flags given now: '
-                                f'{" ".join(str(error).split())[:200]}'
-                                ) from None
+                                f'{" ".join(str(error).split())[:200]}') from None
         if fresh:
             print(f'Note: {self.folder}: with the changed flags, these parts start fresh: {", ".join(fresh)}')
-        self.best, self.row, self.records = states['best'], states['row'], states.get('records')
-        self.trained, self.next_epoch = states['epoch'] > 0, states['epoch'] + 1
+        self.best = states['best']
+        self.row = states['row']
+        self.records = states.get('records')
+        self.trained = states['epoch'] > 0
+        self.next_epoch = states['epoch'] + 1
 
     def patience_is_over(self, patience):
         """Whether the best validation score is from more than `patience` epochs before the last evaluation."""
         best = self.best.get(columns.Column('val', self.metrics[0]).name)
         return processes.run_on_rank_zero(
             lambda: bool(patience and best and self.row['epoch'] - best['epoch'] > patience))
+
+
+def without_state_of(module, optimizer, state):
+    """The state dict of an optimizer without what it holds for the parameters of a module that starts fresh."""
+    own, kept = {*module.parameters()}, dict(state['state'])
+    for saved, group in zip(state['param_groups'], optimizer.param_groups, strict=True):
+        for number, parameter in zip(saved['params'], group['params'], strict=True):
+            if parameter in own:
+                kept.pop(number, None)
+    return state if kept.keys() == state['state'].keys() else state | {'state': kept}
 
 
 @processes.rank_zero_only
@@ -145,20 +179,27 @@ def note_changed_data(place, states, description):
 def load(path):
     """
     A checkpoint file of this program, on the CPU; nothing but tensors and plain values is unpickled. For the weights in
-    a folder for others, what records.published reads there.
+    a folder for others, what records.published reads there; for a file of the public code, what records.public_code
+    reads.
 
     Raises UserError if it is not one, or damaged: torch saves zip archives, whose members have CRC-32 checksums.
     """
     if Path(path).suffix == '.safetensors':
         return published.read(Path(path).parent)
-    require_whole(path)
-    try:
-        states = torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as error:  # the unpickler raises anything on a broken file
-        raise UserError(f'{path}: not a checkpoint of this program but {describe_kind(path, error)}') from None
+    if public_code.is_file(path):
+        if zipfile.is_zipfile(path):                         # files of torch before 1.6 are no archives
+            require_whole(path)
+        states = public_code.read(path)
+    else:
+        require_whole(path)
+        try:
+            states = torch.load(path, map_location='cpu', weights_only=True)
+        except Exception as error:  # the unpickler raises anything on a broken file
+            raise UserError(f'{path}: not a checkpoint of this program but {describe_kind(path, error)}') from None
     if not isinstance(states, dict) or not {'settings', 'epoch', 'model'} <= states.keys():
         raise UserError(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
-    if wrong := [name for name, fits in FORMS.items() if name in states and not fits(states[name])]:
+    wrong = [name for name, fits in FORMS.items() if name in states and not fits(states[name])]
+    if wrong:
         raise UserError(f'{path}: not a checkpoint of this program: its {" and its ".join(wrong)} cannot be used')
     require_own_folder(path, states)
     return states
@@ -205,6 +246,7 @@ def require_whole(path):
             if file.read(2) != b'PK':
                 raise UserError(f'{path}: not a checkpoint of this program, or damaged; copy it again')
         with zipfile.ZipFile(path) as archive:
+            require_uncompressed(path, archive)
             damaged = archive.testzip()
     except OSError as error:
         raise UserError(f'{path}: {error.strerror or error}') from None
@@ -233,7 +275,8 @@ def find(place):
     """
     path = Path(place)
     if path.is_dir():
-        path = path / (published.BACKBONE if published.is_folder(path) else LAST)
+        name = published.BACKBONE if published.is_folder(path) else LAST
+        path = path / name
     if not path.is_file():
         raise UserError(f'{place}: there is no checkpoint {path}')
     return path

@@ -154,7 +154,8 @@ def from_backend(key):
     >>> from_backend('test/e_recall@1'), from_backend('Test: discriminative_e_recall: e_recall@1')
     ('test_e_recall@1', 'test_e_recall@1')
     """
-    if found := OF_THE_PUBLIC_CODE.fullmatch(key):
+    found = OF_THE_PUBLIC_CODE.fullmatch(key)
+    if found:
         return f'{found[1].lower()}_{found[2]}'
     split, slash, rest = key.partition('/')
     return f'{split}_{rest}' if slash and split in SPLITS else key

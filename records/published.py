@@ -9,8 +9,9 @@ from utilities.errors import UserError
 from utilities.files import describe_kind
 
 CONFIG = 'config.json'
-BACKBONE, REST = 'model.safetensors', 'embedding.safetensors'      # with the names of the backbone's library; all else
-ENTRY = 'embedding_network'                                        # in config.json, beside the entries of timm
+BACKBONE = 'model.safetensors'                   # the backbone's weights, with the names of its library
+REST = 'embedding.safetensors'                   # all other weights
+ENTRY = 'embedding_network'                      # in config.json, beside the entries of timm
 
 
 def is_folder(place):
@@ -46,20 +47,20 @@ def read(folder):
 
     Raises UserError where config.json does not describe a network of this program, or a file holds no weights.
     """
-    config, state = Path(folder) / CONFIG, {}
+    config = Path(folder) / CONFIG
     try:
         entry = json.loads(config.read_text(encoding='utf-8'))[ENTRY]
-        flags, epoch = dict(entry['flags']), int(entry['epoch'])
+        flags = dict(entry['flags'])
+        epoch = int(entry['epoch'])
     except OSError as error:
         raise UserError(f'{config}: {error.strerror}') from None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise UserError(f'{config}: it does not describe an embedding network of this program ({ENTRY}); for a '
                         f'backbone alone, give --arch timm:local-dir:{folder}') from None
     if str(flags.get('arch')).count(':') > 1:
         raise UserError(f'{config}: arch {flags["arch"]}: expected a network without a place from which to load it')
-    for file in (BACKBONE, REST):
-        state |= {'backbone.' * (file == BACKBONE) + name: tensor
-                  for name, tensor in read_weights(Path(folder) / file).items()}
+    state = {f'backbone.{name}': tensor for name, tensor in read_weights(Path(folder) / BACKBONE).items()}
+    state |= read_weights(Path(folder) / REST)
     return {'settings': flags, 'epoch': epoch, 'model': state}
 
 

@@ -1,5 +1,4 @@
 """The records of one run, and how to read them from its folder."""
-import csv
 import glob
 import json
 import re
@@ -85,9 +84,14 @@ def find(place, settings, chosen=(), files=None):
     path} of files that the run must have read: the same path, or the same content.
     """
     found = [folder for folder in place.parent.glob(f'{glob.escape(place.name)}*')
-             if re.fullmatch(re.escape(place.name) + r'(_\d+)?', folder.name) and is_run_folder(folder)
-             and are_same(settings, run_folder.read(folder), chosen, files)]
+             if re.fullmatch(re.escape(place.name) + r'(_\d+)?', folder.name)
+             and is_same(folder, settings, chosen, files)]
     return max(found, default=None, key=lambda folder: ((folder / LAST).exists(), progress(folder)))
+
+
+def is_same(folder, settings, chosen=(), files=None):
+    """Whether `folder` is that of a run with these settings, as for are_same()."""
+    return is_run_folder(folder) and are_same(settings, run_folder.read(folder), chosen, files)
 
 
 def are_same(settings, config, chosen=(), files=None):
@@ -96,10 +100,13 @@ def are_same(settings, config, chosen=(), files=None):
     whose settings have changed within the run is none.
     """
     flags = config['flags']
-    return not config.get('merged') and {*chosen} <= {*config.get('chosen', ())} and all(
-        flags[name] == value for name, value in settings.items() if name in flags) and all(
-        flags.get(name) == path or has_content(path, config.get('files', {}).get(name))
-        for name, path in (files or {}).items())
+    if config.get('merged') or not {*chosen} <= {*config.get('chosen', ())}:
+        return False
+    if any(flags[name] != value for name, value in settings.items() if name in flags):
+        return False
+    checksums = config.get('files', {})
+    return all(flags.get(name) == path or has_content(path, checksums.get(name))
+               for name, path in (files or {}).items())
 
 
 def has_content(path, checksum):
@@ -109,7 +116,8 @@ def has_content(path, checksum):
 def progress(folder):
     """(whether the run is finished, its last recorded epoch or −1)"""
     run = read(folder)
-    return run.state == FINISHED, run.rows[-1]['epoch'] if run.rows else -1
+    last = run.rows[-1]['epoch'] if run.rows else -1
+    return run.state == FINISHED, last
 
 
 def is_finished(folder):
@@ -131,14 +139,9 @@ def read_rows(file):
 
 def read_texts(file):
     """The rows of a CSV file as they stand; [] without the file. Raises UserError for one that is cut off or broken."""
-    if not file.exists():
-        return []
-    if not file.read_bytes().endswith(b'\n'):
+    read = read_csv(file)
+    if file.exists() and not file.read_bytes().endswith(b'\n'):
         raise UserError(f'{file}: cut off in its last line; copy it again, or leave the run out')
-    try:
-        read = read_csv(file)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f'{file}: damaged ({error}); copy it again, or leave the run out') from None
     for number, row in enumerate(read, start=2):
         if None in row or None in row.values():
             n_columns = sum(value is not None for name, value in row.items() if name is not None)
@@ -150,7 +153,8 @@ def read_texts(file):
 def last_epoch(folder):
     """The last epoch that a run folder has a record of; −1 where it has none."""
     rows = read_rows(folder / 'log.csv')
-    return max(read_summary(folder / 'summary.json')[1], rows[-1]['epoch'] if rows else -1)
+    in_log = rows[-1]['epoch'] if rows else -1
+    return max(in_log, read_summary(folder / 'summary.json')[1])
 
 
 def read_summary(file, n_epochs=None):
@@ -164,13 +168,15 @@ def read_summary(file, n_epochs=None):
 
 
 def loaded_summary(file):
-    """The content of summary.json; {} without the file. Raises UserError where it is damaged."""
+    """The content of summary.json; {} without the file. Raises UserError where it is damaged, or cannot be read."""
     if not file.exists():
         return {}
     try:
         summary = json.loads(file.read_text(encoding='utf-8'))
         last = (summary['last_epoch'] or {'epoch': -1})['epoch']
         is_whole = isinstance(summary['finished'], bool) and isinstance(last, int)
+    except OSError as error:
+        raise UserError(f'{file}: {error.strerror}; copy it again, or leave the run out') from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_whole = False
     if not is_whole:
@@ -189,7 +195,8 @@ def run_progress(folder, flags, rows, summary):
     if [row['epoch'] for row in rows] != list(range(len(rows))) and flags.get('eval_every', 1) == 1:
         raise UserError(f'{folder}/log.csv: rows are missing: its epochs are not 0, 1, 2 and so on; copy it again, or '
                         'leave the run out')
-    if last > (rows[-1]['epoch'] if rows else -1):
+    in_log = rows[-1]['epoch'] if rows else -1
+    if last > in_log:
         raise UserError(f'{folder}/log.csv: {reached(flags, rows)}, but summary.json has epoch {last}: rows are '
                         'missing; copy it again, or leave the run out')
     return FINISHED if finished else f'unfinished: {reached(flags, rows)}'

@@ -36,7 +36,7 @@ def check_names(opt):
                             'characters')
 
 
-def create(opt, settings, arguments, description, chosen=(), files=None):
+def create(opt, settings, arguments, description, chosen=(), files=None, is_same=None):
     """
     Process 0 makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is
     appended. All processes return the folder.
@@ -46,12 +46,14 @@ def create(opt, settings, arguments, description, chosen=(), files=None):
     description: the description of the splits, as datasets.splits.describe gives it.
     files:       {flag: checksum of the file that it names}.
     chosen:      the flags that were not given, and whose values the run may adapt to its data.
+    is_same:     function of a folder whose name is taken; where it is True, another process has just begun this run,
+                 which is a UserError.
     """
     from utilities import processes  # imports torch, which reading run folders does not need
-    return Path(processes.run_on_rank_zero(make, opt, settings, arguments, description, chosen, files))
+    return Path(processes.run_on_rank_zero(make, opt, settings, arguments, description, chosen, files, is_same))
 
 
-def make(opt, settings, arguments, description, chosen, files):
+def make(opt, settings, arguments, description, chosen, files, is_same):
     """The work of create()."""
     parent = Path(opt.save_path) / opt.dataset
     name = savename(opt)
@@ -59,32 +61,41 @@ def make(opt, settings, arguments, description, chosen, files):
     config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),
               'git_commit': git_commit(), 'split_hash': description['hash'],
               'test_hash': test.get('hash'), 'test_images_hash': test.get('images_hash'),
-              'image_hashes': description['image_hashes'], 'run_id': uuid.uuid4().hex[:8],
-              **({'splits_file': description['splits_file']} if 'splits_file' in description else {}),
-              **({'files': files} if files else {}),
-              'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
+              'image_hashes': description['image_hashes'], 'run_id': uuid.uuid4().hex[:8]}
+    if 'splits_file' in description:
+        config['splits_file'] = description['splits_file']
+    if files:
+        config['files'] = files
+    config |= {'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
     unfinished = parent / f'.{name}.{uuid.uuid4().hex[:8]}'     # in containers, process ids repeat
     try:
         remove_stale(parent / name)
         unfinished.mkdir(parents=True)
         write_yaml(unfinished / 'config.yaml', config)
         write_yaml(unfinished / 'splits.yaml', description)
-        return settle(unfinished, parent / name)
+        return settle(unfinished, parent / name, is_same)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise UserError(f'--save_path {opt.save_path}: no folder can be made there ({error.strerror})') from None
 
 
-def settle(unfinished, folder):
-    """Renames a folder to `folder`; if the name is taken, _1, _2 ... is appended. Returns the path."""
+def settle(unfinished, folder, is_same=None):
+    """
+    Renames a folder to `folder`; if the name is taken, _1, _2 ... is appended. Returns the path. is_same: as for
+    create(). Two processes that begin one run at once try the same names, so that the second sees the folder of the
+    first.
+    """
     for place in places(folder):
-        if place.exists():
-            continue
-        try:
-            return unfinished.rename(place)
-        except OSError:
-            if not place.exists():           # else another process took the name in between
-                raise
+        if not place.exists():
+            try:
+                return unfinished.rename(place)
+            except OSError:
+                if not place.exists():       # else another process took the name in between
+                    raise
+        if is_same and is_same(place):
+            shutil.rmtree(unfinished)
+            raise UserError(f'--auto_resume: another process has just begun this run, in {place}; wait for it or stop '
+                            'it')
 
 
 def places(folder):
@@ -101,7 +112,8 @@ def require_same_data(folder, description):
     if ours != before:
         raise UserError(f'--resume {folder}: the content of the --splits file (hash {ours}) is not the content that '
                         f'the run began with (hash {before}); give that file')
-    if changed := changed_data(config, description):
+    changed = changed_data(config, description)
+    if changed:
         raise UserError(f'--resume {folder}: the data have {changed} than this run began with; --source_path must lead '
                         'to the same data')
 
@@ -116,7 +128,8 @@ def file_checksum(place):
 def require_same_files(folder, files):
     """Raises UserError where a file that a flag names has changed since the run began. files: as for create()."""
     before = read(folder).get('files', {})
-    if changed := [name for name in files if before.get(name, files[name]) != files[name]]:
+    changed = [name for name in files if before.get(name, files[name]) != files[name]]
+    if changed:
         raise UserError(f'--resume {folder}: the file of --{changed[0]} has changed since the run began; give the file '
                         'of that time')
 
@@ -128,7 +141,8 @@ def changed_data(config, description):
     """
     if config['split_hash'] != description['hash']:
         return f'other classes or numbers of images (hash {description["hash"]}, not {config["split_hash"]})'
-    before, now = config.get('image_hashes', {}), description.get('image_hashes', {})
+    before = config.get('image_hashes', {})
+    now = description.get('image_hashes', {})
     changed = [name for name in before if now.get(name, before[name]) != before[name]]
     return f'other {", ".join(changed)}, or another order of images,' if changed else ''
 
@@ -210,12 +224,13 @@ def as_yaml(content):
 
 def without_secrets(arguments, secrets):
     """The command line's arguments without the flags named in `secrets` and their values."""
-    kept, skip = [], False
+    kept = []
+    is_value = False                                         # of the flag before it
     for argument in arguments:
-        if skip:
-            skip = False
+        if is_value:
+            is_value = False
         elif argument.split('=')[0].removeprefix('--') in secrets:
-            skip = '=' not in argument
+            is_value = '=' not in argument
         else:
             kept.append(argument)
     return kept
@@ -246,4 +261,5 @@ def git_commit():
         return None
     if commit.returncode:
         return None
-    return commit.stdout.strip() + ('+' if git('status', '--porcelain', '--untracked-files=no').stdout.strip() else '')
+    changed = git('status', '--porcelain', '--untracked-files=no').stdout.strip()
+    return f'{commit.stdout.strip()}+' if changed else commit.stdout.strip()

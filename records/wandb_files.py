@@ -6,8 +6,11 @@ from pathlib import Path
 
 from utilities.errors import UserError
 
-BLOCK, HEADER = 32768, 7                      # bytes; .wandb files are LevelDB logs of protocol buffers
-FULL, LAST = 1, 4
+# .wandb files are LevelDB logs of protocol buffers
+BLOCK = 32768                                 # bytes
+HEADER = 7                                    # bytes
+FULL = 1                                      # the kind of a part that is a whole record
+LAST = 4                                      # the kind of a part that is the last one of a record
 
 
 def offline_files(folder):
@@ -25,18 +28,27 @@ def last_epoch(folder):
 
 
 def read_file(file):
-    """A .wandb file -> (its run record, config, history, exit code or None)."""
-    run, config, history, code = None, {}, [], None
-    for record in messages(file):
-        kind = record.WhichOneof('record_type')
-        if kind == 'run':
-            run, config = record.run, config | items(record.run.config.update)
-        elif kind == 'config':
-            config |= items(record.config.update)
-        elif kind == 'history':
-            history.append({'_step': record.history.step.num} | items(record.history.item))
-        elif kind == 'exit':
-            code = record.exit.exit_code
+    """A .wandb file -> (its run record, config, history, exit code or None). Raises UserError where it is damaged."""
+    from google.protobuf.message import DecodeError
+    run = None
+    config = {}
+    history = []
+    code = None
+    try:
+        for record in messages(file):
+            kind = record.WhichOneof('record_type')
+            if kind == 'run':
+                run = record.run
+                config |= items(record.run.config.update)
+            elif kind == 'config':
+                config |= items(record.config.update)
+            elif kind == 'history':
+                history.append({'_step': record.history.step.num} | items(record.history.item))
+            elif kind == 'exit':
+                code = record.exit.exit_code
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise UserError(f'{file}: damaged ({" ".join(str(error).split())}); copy it again, or leave it out with '
+                        '--exclude') from None
     return run, config, history, code
 
 
@@ -46,7 +58,8 @@ def messages(file):
     data = file.read_bytes()
     if data[:4] != b':W&B':
         raise UserError(f'{file}: not a file of W&B')
-    position, parts = HEADER, b''
+    position = HEADER
+    parts = b''
     while position + HEADER <= len(data):
         left = BLOCK - position % BLOCK
         if left < HEADER:
@@ -56,13 +69,22 @@ def messages(file):
         part = data[position + HEADER:position + HEADER + length]
         if len(part) < length or zlib.crc32(part, zlib.crc32(bytes([kind]))) != checksum:
             return
-        position, parts = position + HEADER + length, parts + part
+        position += HEADER + length
+        parts += part
         if kind in (FULL, LAST):
-            record, parts = wandb_internal_pb2.Record.FromString(parts), b''
-            yield record
+            yield wandb_internal_pb2.Record.FromString(parts)
+            parts = b''
 
 
 def items(pairs):
-    """Protocol buffer items of key and JSON value -> {key: value}; parts of nested values are left out."""
-    keys = [item.key or (item.nested_key[0] if len(item.nested_key) == 1 else None) for item in pairs]
-    return {key: json.loads(item.value_json) for key, item in zip(keys, pairs, strict=True) if key}
+    """
+    Protocol buffer items of key and JSON value -> {key: value}; parts of nested values are left out. Raises ValueError
+    where the values are not JSON, or no text in UTF-8.
+    """
+    found = {}
+    for item in pairs:
+        path = [item.key] if item.key else item.nested_key
+        if len(path) == 1:
+            found[path[0]] = json.loads(item.value_json)
+    json.dumps(found, ensure_ascii=False).encode()          # no halves of characters, which nothing can print
+    return found

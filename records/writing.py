@@ -24,19 +24,23 @@ class Records:
     """
 
     def __init__(self, opt, folder, settings, start, recorded=None):
-        self.folder, self.opt, self.backends = Path(folder), opt, []
+        self.folder = Path(folder)
+        self.opt = opt
+        self.backends = []
         if not processes.is_main():
             return
-        self.rows, self.spectra = (recorded['rows'], recorded['spectra']) if recorded else ([], [])
+        self.rows = recorded['rows'] if recorded else []
+        self.spectra = recorded['spectra'] if recorded else []
         self.database = database.Database(self.folder / 'records.sqlite', self.rows, self.spectra)
         write_csv(self.folder / 'log.csv', self.rows)
         write_csv(self.folder / 'spectrum.csv', self.spectra)
         self.backends = backends.select(opt, self.folder, settings, start)
         self.clock = time.perf_counter()
         for row in self.rows:
-            spectra = [spectrum for spectrum in self.spectra if spectrum['epoch'] == row['epoch']]
-            self.pass_on(int(row['epoch']), {name: float(value) for name, value in row.items() if value != ''},
-                         {Column(spectrum['split'], SPECTRUM).name: singular_values(spectrum) for spectrum in spectra})
+            scalars = {name: float(value) for name, value in row.items() if value != ''}
+            spectra = {Column(spectrum['split'], SPECTRUM).name: singular_values(spectrum)
+                       for spectrum in self.spectra if spectrum['epoch'] == row['epoch']}
+            self.pass_on(int(row['epoch']), scalars, spectra)
 
     @processes.rank_zero_only
     def contents(self):
@@ -57,8 +61,10 @@ class Records:
         Gives a picture, in the PNG `file`, to the backends. epoch: the epoch that is logged next; None: the last one,
         for which W&B takes a picture into its summary only.
         """
+        if epoch is None:
+            epoch = int(self.rows[-1]['epoch'])
         for backend in list(self.backends):
-            self.try_to(backend, backend.picture, name, file, int(self.rows[-1]['epoch']) if epoch is None else epoch)
+            self.try_to(backend, backend.picture, name, file, epoch)
 
     @processes.rank_zero_only
     def table(self, name, rows, epoch):
@@ -77,7 +83,8 @@ class Records:
 
     def try_to(self, backend, call, *arguments):
         """Calls call(*arguments); a backend that fails gets no more records."""
-        if problem := backends.failure(call, *arguments):
+        problem = backends.failure(call, *arguments)
+        if problem:
             self.backends.remove(backend)
             backends.note(type(backend).__name__, 'takes no more records', problem, self.folder)
             backends.failure(backend.close, True)            # releases what it still holds
@@ -92,12 +99,13 @@ class Records:
         Returns the epoch's row of log.csv. Its `seconds` count from the previous row, or from the start.
         """
         now = time.perf_counter()
-        trained, self.clock = trained | {'seconds': now - self.clock}, now
+        trained = trained | {'seconds': now - self.clock}
+        self.clock = now
         evaluated = evaluated or {}
         print(progress(epoch, trained, evaluated, self.opt.storage_metrics))
         spectra = {name: value for name, value in evaluated.items() if isinstance(value, np.ndarray)}
-        row = {'epoch': epoch} | {name: trained.get(name) for name in (columns.LOSS, 'lr', 'seconds')} | {
-            name: value for name, value in evaluated.items() if name not in spectra}
+        row = {'epoch': epoch} | {name: trained.get(name) for name in (columns.LOSS, 'lr', 'seconds')}
+        row |= {name: value for name, value in evaluated.items() if name not in spectra}
         statistics = {columns.step_mean_column(name): value for name, value in trained.items()
                       if self.opt.tuple_statistics and columns.step_mean_column(name)}
         rows = [{name: as_text(value) for name, value in (row | statistics).items()}]
@@ -105,7 +113,8 @@ class Records:
                    | {str(i): as_text(value) for i, value in enumerate(values.tolist(), start=1)}
                    for name, values in spectra.items()]
         self.database.add(rows, vectors)
-        self.rows, self.spectra = self.rows + rows, self.spectra + vectors
+        self.rows = self.rows + rows                         # new lists: Checkpoint.records keeps the old ones
+        self.spectra = self.spectra + vectors
         write_csv(self.folder / 'log.csv', self.rows)
         write_csv(self.folder / 'spectrum.csv', self.spectra)
         self.pass_on(epoch, trained | row, spectra | (histograms or {}))
@@ -127,13 +136,15 @@ class Records:
     def __exit__(self, kind, error, traceback):
         self.database.close()
         for backend in self.backends:
-            if problem := backends.failure(backend.close, kind is not None):
+            problem = backends.failure(backend.close, kind is not None)
+            if problem:
                 backends.note(type(backend).__name__, 'may have lost the last records', problem, self.folder)
 
 
 def progress(epoch, trained, evaluated, storage_metrics):
     """The line that is printed after an epoch: the loss, and --storage_metrics and MAP@R on validation and test."""
-    parts = [f'epoch {epoch:>3}'] + ([f'loss {trained[columns.LOSS]:.4f}'] if epoch else ['before training'])
+    loss = f'loss {trained[columns.LOSS]:.4f}' if epoch else 'before training'
+    parts = [f'epoch {epoch:>3}', loss]
     metrics = dict.fromkeys([*storage_metrics, 'map_at_r'])
     for name in [Column(split, metric).name for split in ('val', 'test') for metric in metrics]:
         if name in evaluated:

@@ -37,7 +37,9 @@ def report(opt, arguments):
         if evaluation.parse(name)[1].needs == 'spectrum' and name.endswith('@0'):
             raise UserError(f'--evaluation_metrics {name}: it is a vector, not a number; leave it out')
     found = folds.gather(opt.runs)
-    log, of_folds, logs = [], [], []
+    log = []
+    of_folds = []
+    logs = []
     for ensemble, folder in zip(found, record(opt, found, arguments), strict=True):
         where = {'dataset': ensemble.dataset, 'method': ensemble.method, 'seed': ensemble.seed}
         recorded = ensemble_records.read(folder)
@@ -58,7 +60,8 @@ def report(opt, arguments):
 
 def record(opt, found, arguments):
     """Evaluates the ensembles that are not recorded yet; returns the folder of each ensemble's records."""
-    folders, pending = {}, []
+    folders = {}
+    pending = []
     for ensemble in found:
         planned = Path(opt.save_path) / ensemble.dataset / f'{ensemble.name}_ensemble_s{ensemble.seed}'
         recorded = ensemble_records.find(planned, evaluation_identity(opt, ensemble))
@@ -87,9 +90,11 @@ def evaluate(opt, ensemble, shared, bar):
 
     shared: scores of untrained networks from earlier ensembles, which do not depend on the loss; new ones are added.
     """
-    log, of_folds = [], []
+    log = []
+    of_folds = []
     for state in STATES if opt.untrained else STATES[-1:]:
-        key, known = untrained_key(ensemble, state), {} if state == 'trained' else shared
+        key = untrained_key(ensemble, state)
+        known = {} if state == 'trained' else shared
         if key in known:
             bar.update(len(ensemble.members))
         else:
@@ -107,7 +112,8 @@ def evaluate(opt, ensemble, shared, bar):
 
 def ensemble_scores(opt, ensemble, state, bar):
     """([scores of each fold's network], {'separated' and 'concatenated': scores of the ensemble})."""
-    separated, members = [], []
+    separated = []
+    members = []
     for member in ensemble.members:
         own, built = network(opt, member, state)
         members.append(ensembles.embed_member(own, built.model, built.data))
@@ -128,13 +134,15 @@ def network(opt, member, state):
     own.evaluation_metrics = opt.evaluation_metrics
     with contextlib.redirect_stdout(io.StringIO()):                      # one line per network would be many
         built = parts.restore(own, member.checkpoint) if state == 'trained' else parts.prepare(own)
-    if changed := run_folder.changed_data(member.config, built.data.description):
+    changed = run_folder.changed_data(member.config, built.data.description)
+    if changed:
         raise UserError(f'{member.run.where}: the data have {changed} than this run; --source_path must lead to '
                         'the same data')
     if state == 'untrained_trunk_and_embedder':
         parts.fit_embedding(own, built)
     if state == 'untrained_trunk':
-        own.eval_features, own.eval_normalize = True, own.eval_normalize or built.model.normalize
+        own.eval_features = True
+        own.eval_normalize = own.eval_normalize or built.model.normalize
     return own, built
 
 

@@ -17,7 +17,8 @@ from utilities import text_tables
 FORMS = {'concatenated': 'Concatenated', 'separated': 'Separated'}
 UNTRAINED = {'untrained_trunk': 'untrained trunk', 'untrained_trunk_and_embedder': 'untrained'}
 LEVEL = 0.05
-SAME, UNTESTED = '†', '‡'
+SAME = '†'
+UNTESTED = '‡'
 CSV = ['dataset', 'method', 'form', 'dim', 'metric', 'mean', 'low', 'high', 'n', 'n_expected', 'best', 'against',
        'test', 'n_pairs', 'difference', 'p', 'p_holm']
 
@@ -35,9 +36,11 @@ def compare(log, folds, names):
     corrected over the methods of the data set, form and column. Columns in which a higher value is not better have no
     best method. The mean of values that are not all finite is nan.
     """
-    log, rows = with_untrained(log), []
+    log = with_untrained(log)
+    rows = []
     for dataset in dict.fromkeys(log.dataset):
-        own, own_folds = log[log.dataset == dataset], folds[(folds.dataset == dataset) & is_trained(folds)]
+        own = log[log.dataset == dataset]
+        own_folds = folds[(folds.dataset == dataset) & is_trained(folds)]
         for form in FORMS:
             for name in names:
                 part = own[own.form == form]
@@ -105,7 +108,8 @@ def comparison_table(comparisons, log, names, digits):
     """The comparisons of one data set -> (table of tables.Cell, headings), as tables.markdown takes them."""
     headings = {form: f'{title} ({dims(log[is_trained(log) & (log.form == form)])}-dim)'
                 for form, title in FORMS.items()}
-    table, trained = {}, {}
+    table = {}
+    trained = {}
     for row in comparisons.itertuples():
         cell = tables.Cell(row.mean, row.half_width, 0 if math.isnan(row.mean) else row.n, row.n_expected)
         cell.text = tables.cell_text(cell, row.metric, digits) + mark(row)
@@ -124,7 +128,8 @@ def mark(row):
 
 def caption(comparisons, log, names):
     """The caption of a data set's table, in plain text: how its numbers were computed."""
-    seeds, compared = sorted(set(log.seed)), comparisons[comparisons.against.notna()]
+    seeds = sorted(set(log.seed))
+    compared = comparisons[comparisons.against.notna()]
     n_tested = compared.groupby(['form', 'metric']).p.count().max() if len(compared) else 0
     interval = 'mean and 95 % t-interval (n − 1) over seeds' if len(seeds) > 1 else 'one seed, and so no interval: seed'
     text = (f'{naming.dataset(log.dataset.iloc[0])}, test classes: {interval} {", ".join(map(str, seeds))}; '
@@ -158,8 +163,8 @@ def validation(ensembles, metrics, digits=2):
             for ensemble in ensembles for member in ensemble.members]
     chosen_by = [member.run.flags['storage_metrics'][0] for ensemble in ensembles for member in ensemble.members]
     scores = pandas.DataFrame(rows).dropna(axis='columns')
-    names = [name for metric in dict.fromkeys([*metrics, *chosen_by])
-             if (name := Column('val', metric).name) in scores]
+    names = [Column('val', metric).name for metric in dict.fromkeys([*metrics, *chosen_by])]
+    names = [name for name in names if name in scores]
     means = scores.groupby(['dataset', 'method', 'seed'], sort=False)[names].mean()
     cells = []
     for (dataset, method), seeds in means.groupby(level=['dataset', 'method'], sort=False):
@@ -174,9 +179,11 @@ def validation(ensembles, metrics, digits=2):
 
 def report(log, folds, names, digits=2, notes=()):
     """Log and folds as compare() takes them -> {'markdown', 'latex', 'csv'}: a table per data set, and all numbers."""
-    comparisons, texts = compare(log, folds, names), {'markdown': [], 'latex': []}
+    comparisons = compare(log, folds, names)
+    texts = {'markdown': [], 'latex': []}
     for dataset in dict.fromkeys(log.dataset):
-        part, own = comparisons[comparisons.dataset == dataset], log[log.dataset == dataset]
+        part = comparisons[comparisons.dataset == dataset]
+        own = log[log.dataset == dataset]
         table, headings = comparison_table(part, own, names, digits)
         about = caption(part, own, names)
         nan = [f'{row.method}, {row.form}: {row.metric} is not a number' for row in part.itertuples()

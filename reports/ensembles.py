@@ -57,7 +57,9 @@ def joined(members):
 
     members: for each network a list of Embedded. The first network's list gives the order of the N images.
     """
-    embedded, names, orders = [], [], []
+    embedded = []
+    names = []
+    orders = []
     for parts in members:
         images = [image for part in parts for image in identities(part.images)]
         orders.append(sorted(range(len(images)), key=images.__getitem__))

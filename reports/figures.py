@@ -117,11 +117,14 @@ def beside_published(rows, name, file, title):
     figure = new_figure(1.5 * COLUMN, 0.9 + 0.2 * len(rows))
     axes = figure.add_subplot(xlabel=f'{titles.axis(name)}: mean and its 95 % interval', title=title)
     places = np.arange(len(rows))
-    for label, mean, half, shift, index in (('published', rows.published, rows.published_half, 0.15, 0),
-                                            ('ours', rows.ours, rows.half, -0.15, 1)):
+
+    def add(mean, half, at, index, label):
         colour, marker, _ = mark(index)
-        axes.errorbar(titles.unit(name) * mean, places + shift, xerr=titles.unit(name) * half.fillna(0), linestyle='',
+        axes.errorbar(titles.unit(name) * mean, at, xerr=titles.unit(name) * half.fillna(0), linestyle='',
                       marker=marker, color=colour, capsize=1.5, label=label)
+
+    add(rows.published, rows.published_half, places + 0.15, 0, 'published')
+    add(rows.ours, rows.half, places - 0.15, 1, 'ours')
     axes.set_yticks(places, [f'{plain(naming.method(row.method))} (n = {row.n}){" ≠" * bool(row.differs)}'
                              for row in rows.itertuples()])
     axes.set_ylim(-0.6, len(rows) - 0.4)

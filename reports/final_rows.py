@@ -130,7 +130,8 @@ def compare(old, new, metrics, digits=1):
     runs = [read(old), read(new)]
     tell_images_apart(sum(runs, []))
     before, after = map(by_group, runs)
-    found, moved = [], []
+    found = []
+    moved = []
     for key in [key for key in before if key in after]:
         if len({run.test_set for runs in (before, after) for run in runs[key] if run.test_set}) > 1:
             moved.append(f'{key[1]} on {key[0]}')
@@ -143,7 +144,8 @@ def compare(old, new, metrics, digits=1):
         raise UserError(f'--compare {old} {new}: they have no group of a data set in common'
                         + (f' that was evaluated on the same test set: {", ".join(moved)}' if moved else ''))
     changes = [change(one, other) for *_, one, other in found]
-    p_values, cells = significance.holm([p for *_, p in changes]), []
+    p_values = significance.holm([p for *_, p in changes])
+    cells = []
     for (dataset, group, name, one, other), (mean, half, _), p in zip(found, changes, p_values, strict=True):
         means = [tables.printed(float(np.mean(list(values.values()))), name, digits) for values in (one, other)]
         text = differences.difference_text(mean, half, name, digits)
@@ -157,7 +159,8 @@ def compare(old, new, metrics, digits=1):
         lines.append(f'Not compared, since the test sets differ (other classes or images): '
                      f'{", ".join(moved)}.')
     for title, one, other in ('Only in the old file', before, after), ('Only in the new file', after, before):
-        if missing := [f'{group} on {dataset}' for dataset, group in one if (dataset, group) not in other]:
+        missing = [f'{group} on {dataset}' for dataset, group in one if (dataset, group) not in other]
+        if missing:
             lines.append(f'{title}: {", ".join(missing)}.')
     return '\n'.join(lines)
 

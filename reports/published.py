@@ -34,7 +34,8 @@ def report(opt, groups, notes):
     if compared.empty:
         raise UserError(f'--published {" ".join(opt.published)}: no group has a published value; they belong to the '
                         'groups of Revisit_Runs.sh and run_scripts/, such as CUB_Margin_b06_Distance')
-    if others := [group for _, group, _ in runs_by_line(groups) if group not in set(compared.group)]:
+    others = [group for _, group, _ in runs_by_line(groups) if group not in set(compared.group)]
+    if others:
         notes = [*notes, f'no published value: {", ".join(others)}']
     texts = {'markdown': '', 'latex': ''}
     for (paper, dataset), rows in compared.groupby(['paper', 'data_set'], sort=False):
@@ -71,7 +72,8 @@ def compare(paper, groups):
     ours (mean over seeds), std, n, difference (ours minus published), differs, or the reason why they are not compared;
     interval and half: half the widths of the 95 % intervals of the difference and of our mean.
     """
-    found, rows = runs_by_line(groups), []
+    found = runs_by_line(groups)
+    rows = []
     methods = naming.methods((dataset, group) for dataset, group, _ in found)
     for line in read(paper).itertuples():
         key = line.data_set, line.group, line.split_scheme == 'mlrc'
@@ -102,7 +104,8 @@ def values_by_rule(line, runs):
     rule = selection.Rule(line.select, Column('test', line.select_by), per_metric=False)
     seeds = {}
     for run in runs:
-        if reason := protocol_difference(line, run) or missing_values(run, line.column, rule.by.on(rule.split).name):
+        reason = protocol_difference(line, run) or missing_values(run, line.column, rule.by.on(rule.split).name)
+        if reason:
             return [], reason
         value = selection.selected_row(run, rule).get(line.column, math.nan)
         seeds.setdefault(run.seed, []).append(value)
@@ -159,9 +162,11 @@ def side_by_side(rows, digits):
     The rows of a data set -> (table, names) as tables.markdown takes them: published, ours and the difference, or the
     reason why there is none, where it is not the one of the column before.
     """
-    table, names = {}, list(dict.fromkeys(name for column in rows.column for name in heads(column)))
+    table = {}
+    names = list(dict.fromkeys(name for column in rows.column for name in heads(column)))
     for method, of_method in rows.groupby('method', sort=False):
-        before, table[method] = '', {}
+        before = ''
+        table[method] = {}
         for row in of_method.itertuples():
             column = row.column
             published = tables.Cell(row.published, row.published_std, 1, 1)

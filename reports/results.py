@@ -28,7 +28,8 @@ def report(opt, planned=()):
         if folder:
             require_writable_folder(folder, flag)
     if opt.compare:
-        if ignored := [f'--{name}' for name in (*tables.FORMATS, 'rows', 'figures') if getattr(opt, name)]:
+        ignored = [f'--{name}' for name in (*tables.FORMATS, 'rows', 'figures') if getattr(opt, name)]
+        if ignored:
             raise UserError(f'--compare prints a table and writes no file; leave out {", ".join(ignored)}')
         from reports import final_rows
         print(final_rows.compare(*opt.compare, opt.metrics, opt.digits))
@@ -51,7 +52,8 @@ def report(opt, planned=()):
     problems += [f'no value: {problem}' for problem in sum(missing.values(), [])]
     notes += problems
     table, datasets = tables.summarise(grouped, scores, names, opt.digits)
-    caption, shown = tables.caption(scores, rule, names, table), names
+    caption = tables.caption(scores, rule, names, table)
+    shown = names
     if opt.baseline:
         from reports import differences  # imports scipy, which other tables do not need
         shown = differences.add(table, grouped, scores, names, opt.baseline, opt.digits)
@@ -89,15 +91,17 @@ class Plan:
 
 def figure_plans(opt, grouped, names, rule):
     """{data set: Plan}. names: the columns of the table. Raises UserError for a metric that no run has."""
-    plans, chosen = {}, [columns.asked_for(metric) for metric in opt.figure_metrics]
+    plans = {}
+    chosen = [columns.asked_for(metric) for metric in opt.figure_metrics]
     for dataset in dict.fromkeys(group.data for group in grouped if group.runs):
         members = [group for group in grouped if group.data == dataset and group.runs]
         last = [run.rows[-1] for group in members for run in group.runs]
         shared = [name for name in last[0] if all(name in row for row in last)]
-        matrix = chosen or [name for name in shared if (column := columns.parse(name)) and column.split == 'test']
+        matrix = chosen or [name for name in shared if columns.parse(name) and columns.parse(name).split == 'test']
         causes = [Column('test', 'nmi').name]
         for metric in ('rho_spectrum@1', 'dists@intra_over_inter'):              # on the training classes, if known
-            of_train, of_test = Column('train', metric).name, Column('test', metric).name
+            of_train = Column('train', metric).name
+            of_test = Column('test', metric).name
             causes.append(of_train if of_train in shared else of_test)
         pairs = [(cause, rule.by.name) for cause in causes if cause in shared]
         singles = list(dict.fromkeys([rule.by.name, *names, *chosen]))

@@ -57,7 +57,8 @@ def scores(groups, names, rule):
     A table with a row per run that counts: dataset (Group.data), group, method, seed, epoch, and the columns `names`,
     nan where a run has no value; and {column: sentences that name the runs without a value}.
     """
-    rows, missing = [], {}
+    rows = []
+    missing = {}
     for group in groups:
         for run in group.runs:
             values, problems = selected(run, names, rule)
@@ -100,14 +101,16 @@ def selected(run, names, rule):
     name: the value, nan where it is missing}, {name: the reason why it is missing}).
     """
     row = selected_row(run, rule)
-    values, problems = {'epoch': None if rule.per_metric else row['epoch']}, {}
+    values = {'epoch': None if rule.per_metric else row['epoch']}
+    problems = {}
     for name in names:
         column = columns.parse(name)
         has_own = rule.per_metric and titles.can_select(name) and column.split == 'test'
         try:
             values[name] = value_in(run, best_row(run, column.on(rule.split), rule.select) if has_own else row, name)
         except UserError as problem:
-            values[name], problems[name] = math.nan, str(problem)
+            values[name] = math.nan
+            problems[name] = str(problem)
     return values, problems
 
 

@@ -12,8 +12,11 @@ from utilities.files import require_writable, write_text
 FORMATS = ('latex', 'markdown', 'csv')                    # the flags, and the texts that they write
 ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r'\#', '$': r'\$', '{': r'\{',
            '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}'}
-ONE_COLUMN, TWO_COLUMNS = 234, 487                        # widths on a page of two columns (ICML), in points
-LETTER, GAP = 4.6, 6                                      # widths of a bold letter at 8 points, and between columns
+# widths in points, on a page of two columns (ICML)
+ONE_COLUMN = 234
+TWO_COLUMNS = 487
+LETTER = 4.6                                              # a bold letter at 8 points
+GAP = 6                                                   # between two columns of a table
 SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ ',
          'Δ': r'$\Delta$', '≠': r'$\neq$', '≈': r'$\approx$'}
 

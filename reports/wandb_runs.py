@@ -93,13 +93,15 @@ def first_line(error):
 
 
 def build_run(name, where, config, rows, state, group):
-    """A Run. Raises UserError if its config lacks the data set, the group or the seed."""
+    """A Run. Raises UserError if its config lacks the data set, the group or the seed, or has another kind of value."""
     flags = {'group': group or None} | config
-    tests = [flags.pop(name, None) for name in ('test_hash', 'test_images_hash')]
+    hashes = ('test_hash', 'test_images_hash')
+    for flag, kind in {'dataset': str, 'group': str, 'seed': int, **dict.fromkeys(hashes, str | None)}.items():
+        if not isinstance(flags.get(flag), kind):
+            raise UserError(f'{where} ({name}): its config at W&B has no {flag}, or one of another kind, so it cannot '
+                            'be grouped; leave it out')
+    tests = [flags.pop(name, None) for name in hashes]
     merged = bool(flags.pop('merged', None))
-    for flag in ('dataset', 'group', 'seed'):
-        if flags.get(flag) is None:
-            raise UserError(f'{where} ({name}): its config at W&B has no {flag}, so it cannot be grouped; leave it out')
     return Run(name, where, flags, rows, state if state == FINISHED else f'{state}: {reached(flags, rows)}', *tests,
                merged)
 

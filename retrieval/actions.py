@@ -1,5 +1,4 @@
 """What Evaluate_Network.py does with a trained network. ACTIONS is the registry."""
-import argparse
 import itertools
 import sys
 from collections.abc import Callable
@@ -101,33 +100,43 @@ def parse(arguments):
 
     Raises UserError for whatever the user must change, and for flags that the action does not read.
     """
-    parser, words = build(), [*itertools.takewhile(lambda word: not word.startswith('-'), arguments)]
+    parser = build()
+    words = [*itertools.takewhile(lambda word: not word.startswith('-'), arguments)]
     if {'-h', '--help', '--print_completion'} & {*arguments}:
-        parser.parse_args(['RUN', *arguments] if words and words[0] in ACTIONS else arguments)
+        is_action_alone = words and words[0] in ACTIONS
+        parser.parse_args(['RUN', *arguments] if is_action_alone else arguments)
     if not words:
         raise UserError('begin with a run folder or checkpoint: Evaluate_Network.py RUN [ACTION] [FLAG ...]')
     run, *rest = arguments
     name = rest.pop(0) if len(words) > 1 else 'metrics'
     action = choose(ACTIONS, name, f'{run}: action')
-    own, others = divided(rest, parser, name)
-    own = vars(parser.parse_args([run, name, *own]))
-    del own['run'], own['action']
-    modes = parameters.modes() - {'config'}
-    is_data_set = action is ACTIONS['overlap'] and run in DATASETS
-    for flag in sorted(flags_in(others) & {*modes, *action.without, *(('dataset',) if is_data_set else ())}):
+    own, others = divided(rest, action)
+    values = vars(parser.parse_args([run, name, *own]))
+    del values['run']
+    del values['action']
+    without = {*parameters.modes() - {'config'}, *action.without}
+    source = '--evaluate'
+    if name == 'overlap' and run in DATASETS:
+        source = '--dataset'
+        without.add('dataset')
+    for flag in sorted(flags_in(others) & without):
         raise UserError(f'--{flag} has no effect on Evaluate_Network.py {run} {name}; leave it out')
-    opt = configuration.parse([*others, '--dataset' if is_data_set else '--evaluate', run])
-    return name, changed(opt, **own)
+    opt = configuration.parse([*others, source, run])
+    return name, changed(opt, **values)
 
 
-def divided(arguments, parser, name):
-    """The arguments that the action `name` declares, and the others: (words before any flag and own flags, others)."""
-    commands, = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    declared, own, others = flags_in(commands.choices[name]._option_string_actions), [], []
+def divided(arguments, action):
+    """The arguments that an Action declares, and the others: (words before any flag and own flags, others)."""
+    parser = command_line.Parser()
+    action.flags(parser)
+    declared = command_line.known_flags(parser)
+    own = []
+    others = []
     current = own
     for argument in arguments:
         if argument.startswith('--'):
-            current = own if flags_in([argument]) <= declared else others
+            flag, = flags_in([argument])
+            current = own if flag in declared else others
         current.append(argument)
     return own, others
 

@@ -65,7 +65,9 @@ def add(folder, network, transform, paths, bs=112, kernels=0):
         index = Index(folder)
         index.require(network)
         require_writable(Path(folder) / store.NAME, 'index')
-        states, known, unreadable = {}, dict(zip(index.paths, index.photos, strict=True)), {}
+        states = {}
+        known = dict(zip(index.paths, index.photos, strict=True))
+        unreadable = {}
         for path in paths:
             try:
                 state = os.stat(path)
@@ -85,7 +87,11 @@ def add(folder, network, transform, paths, bs=112, kernels=0):
 
 def fill(index, network, transform, states, bs, kernels):
     """Embeds and adds images, {path: its record}; returns {path: reason} for images that cannot be read."""
-    paths, content, pending, saved, unreadable = list(states), index.content, [], time.monotonic(), {}
+    paths = list(states)
+    content = index.content
+    pending = []
+    saved = time.monotonic()
+    unreadable = {}
     centroids = index.array('centroids', np.float32, content['dim'] or 0)
 
     def save():

@@ -16,7 +16,8 @@ from utilities.loading import workers
 
 STDOUT = '-'                 # the standard output, in place of a file name
 NAMED = 3                    # number of images that cannot be read or found whose names are printed
-N_ROWS, N_COLUMNS = 12, 10   # --picture: the most queries, and nearest images of each
+N_ROWS = 12                  # --picture: the most queries
+N_COLUMNS = 10               # and nearest images of each
 
 
 def index(opt):
@@ -65,7 +66,9 @@ def query(opt):
         raise UserError(f'--picture {opt.picture}: give a file that ends in .png or .svg')
     paths = photos.find(opt.photos)
     searched, network, transform = opened(opt)
-    queries, embeddings, reasons = [], [], []
+    queries = []
+    embeddings = []
+    reasons = []
     for rows, found, broken in loading.embedded(network, transform, paths, opt.bs, min(workers(opt), len(paths) - 1)):
         queries += [paths[row] for row in rows]
         embeddings += [found] if rows else []

@@ -85,7 +85,8 @@ def write(opt, source, target, hub=False):
     opt.device = 'cpu'
     network, transform = loading.restore(opt, source)
     low_rank.merge(network.to(memory_format=torch.contiguous_format))    # other layouts are not saved well
-    size, steps = network.input_size, [str(step) for step in transform.pipeline.transforms]
+    size = network.input_size
+    steps = [str(step) for step in transform.pipeline.transforms]
     description = {'input': f'uint8 RGB [B, 3, {size}, {size}]', 'before': steps, 'network': network.id}
     if hub:
         write_folder(opt, network, source, Path(target), description)

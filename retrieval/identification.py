@@ -133,7 +133,9 @@ def divided(images, share, seed):
     no gallery. Of each other class, half of the images (rounded up) are its gallery, chosen by `seed`; a fixed gallery
     and its queries stay as they are. Distractors are in the gallery.
     """
-    random, labels, everyone = np.random.default_rng(seed), images.labels, np.ones(len(images.labels), bool)
+    random = np.random.default_rng(seed)
+    labels = images.labels
+    everyone = np.ones(len(images.labels), bool)
     classes = random.permutation(removable_classes(images))
     unknown = np.isin(labels, classes[:round(share * len(classes))])
     if images.is_query is not None and images.in_gallery is None:
@@ -165,7 +167,8 @@ def nearest(search, block=None, n_blocks=1):
     distances are ordered by index.
     """
     shape = n_blocks + 1, len(search.query_index)            # the own class; the other classes in each gallery
-    images, distances = np.full(shape, -1), np.full(shape, np.inf)
+    images = np.full(shape, -1)
+    distances = np.full(shape, np.inf)
     groups = [None] if block is None else [np.flatnonzero(block == number) for number in range(n_blocks)]
     for rows in chunks(np.arange(shape[1]), len(search.gallery)):
         of_own, own, scores = split_by_class(search, rows)
@@ -217,12 +220,15 @@ class Calibration:
         if every:
             wanted += [ends[-1] >> power for power in range(10) if ends[-1] >> power >= SMALLEST or power == 0]
         n_classes = np.unique([2 + np.argmin(np.abs(np.log(ends[1:] / size))) for size in wanted])
-        self.sizes, rank = ends[n_classes - 1], np.empty(len(n_images), int)
+        self.sizes = ends[n_classes - 1]
+        rank = np.empty(len(n_images), int)
         rank[classes] = np.arange(len(classes))
         block = np.searchsorted(n_classes, rank[search.gallery_labels], 'right')
         own, self.unknown, self.right = nearest(search, block, len(n_classes))
-        self.known, self.labels = np.maximum(own[:, None], self.unknown), search.query_labels
-        self.classes, self.seed = np.unique(self.labels, return_inverse=True)[1], seed
+        self.known = np.maximum(own[:, None], self.unknown)
+        self.labels = search.query_labels
+        self.classes = np.unique(self.labels, return_inverse=True)[1]
+        self.seed = seed
 
     def row(self, n_images, rate, n_resamples=0):
         """
@@ -242,7 +248,8 @@ class Calibration:
                'threshold': float(threshold), 'fpir': 1 - (1 - mean(false)) ** factor, 'fnir': mean(missed)}
         if n_resamples:
             found = {'threshold': [], 'fpir': [], 'fnir': []}
-            order, random = np.argsort(-unknown, kind='stable'), np.random.default_rng(self.seed)
+            order = np.argsort(-unknown, kind='stable')
+            random = np.random.default_rng(self.seed)
             sizes, *sums = (np.bincount(self.classes, part) for part in (None, false, missed))
             for _ in range(n_resamples):
                 times = np.bincount(random.integers(0, len(sizes), len(sizes)), minlength=len(sizes))
@@ -258,9 +265,11 @@ class Calibration:
 
     def rows(self, n_use, rate):
         """The rows of the measured sizes and of `n_use`, and of twice, four times ... the largest, by size."""
-        sizes, larger = {*self.sizes.tolist()}, 2 * int(self.sizes[-1])
+        sizes = {*self.sizes.tolist()}
+        larger = 2 * int(self.sizes[-1])
         while (1 - (1 - rate) ** (self.sizes[-1] / larger)) * len(self.unknown) >= LEAST:
-            sizes, larger = sizes | {larger}, 2 * larger
+            sizes = sizes | {larger}
+            larger = 2 * larger
         sizes |= {n_use} if n_use > self.sizes[-1] else set()
         return [self.row(size, rate, N_RESAMPLES) for size in sorted(sizes)]
 

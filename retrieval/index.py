@@ -35,6 +35,7 @@ class Index:
 
     def __init__(self, folder, device='cpu'):
         self.folder, self.device = Path(folder), torch.device(device)
+        self.stamp = store.stamp(folder)                     # before the content, which may be replaced at any moment
         self.content = store.read(folder)
         self.run, self.network_id = self.content['run'], self.content['network_id']
         self.open_set = self.content.get('open_set')
@@ -52,11 +53,8 @@ class Index:
         return len(self.embeddings)
 
     def is_current(self):
-        """Whether the folder is as it was when it was opened, without additions and removals since."""
-        try:
-            return store.read(self.folder) == self.content
-        except UserError:
-            return False
+        """Whether the folder is as it was when it was opened: the same index, without additions and removals since."""
+        return store.stamp(self.folder) == self.stamp
 
     def __str__(self):
         how, images = self.content['search'], f'{self.folder}: {len(self):,} images'

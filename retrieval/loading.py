@@ -14,6 +14,7 @@ from datasets.pipeline import Pipeline
 from evaluation.embedding import compared, embed_batch, network_id
 from retrieval import unknown
 from utilities import command_line, stopping
+from utilities.device import is_gpu
 from utilities.errors import UserError
 from utilities.loading import Loader
 from utilities.randomness import preserved
@@ -38,7 +39,8 @@ class Network(torch.nn.Module):
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         self.input_size = opt.eval_size or model.input_size
-        self.source, self.settings = str(source), configuration.embedding_settings(opt)
+        self.source = str(source)
+        self.settings = configuration.embedding_settings(opt)
         self.id = network_id(model, self.settings)
         self.open_set, self.no_threshold = unknown.calibrated_thresholds(source, self.id)
 
@@ -47,7 +49,8 @@ class Network(torch.nn.Module):
         return self.model.mean.device
 
     def forward(self, images):
-        shape, size = list(images.shape), self.input_size
+        size = self.input_size
+        shape = list(images.shape)
         if len(shape) != 4 or shape[1:] != [3, size, size]:
             raise UserError(f'expected RGB images [B, 3, {size}, {size}], as the transform of the network makes them, '
                             f'not {shape}')
@@ -55,7 +58,8 @@ class Network(torch.nn.Module):
             raise UserError(f'expected images of type uint8, or floating ones in [0, 1], not {images.dtype}')
         images = images if images.dtype == torch.uint8 else images.float()
         embeddings, features = embed_batch(self.model, images)
-        return compared(features if self.settings['eval_features'] else embeddings, self.settings['eval_normalize'])
+        points = features if self.settings['eval_features'] else embeddings
+        return compared(points, self.settings['eval_normalize'])
 
 
 @dataclass
@@ -128,10 +132,11 @@ class Photos(torch.utils.data.Dataset):
 
     def collate(self, items):
         """Items -> indices, uint8 [B, 3, S, S] or None, and {index: reason} for images that cannot be read."""
-        good = [(index, pixels) for index, pixels, reason in items if reason is None]
+        indices = [index for index, _, reason in items if reason is None]
+        photos = [pixels for _, pixels, reason in items if reason is None]
         broken = {index: reason for index, _, reason in items if reason is not None}
-        return ([index for index, _ in good],
-                self.pipeline.collate([pixels for _, pixels in good]) if good else None, broken)
+        batch = self.pipeline.collate(photos) if photos else None
+        return indices, batch, broken
 
 
 def embedded(network, transform, images, bs=112, kernels=0):
@@ -141,7 +146,7 @@ def embedded(network, transform, images, bs=112, kernels=0):
     """
     photos = Photos(list(images), transform.pipeline)
     loader = Loader(photos, batch_size=bs, num_workers=kernels, collate_fn=photos.collate,
-                    pin_memory=network.device.type == 'cuda', generator=torch.Generator())
+                    pin_memory=is_gpu(network.device), generator=torch.Generator())
     bar = tqdm(total=len(photos), desc='embed photos', leave=False, disable=None if len(photos) > 1 else True)
     with bar, torch.inference_mode():
         for indices, batch, broken in stopping.checked(loader):

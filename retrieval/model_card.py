@@ -67,29 +67,37 @@ def text(opt, flags, source, states, description, network):
         network:     the loading.Network.
     """
     folder = containing_folder(source)
-    config = read(lambda: run_folder.read(folder)) or {}
-    splits = read(lambda: run_folder.read_splits(folder)['splits']) or {}
-    is_of_timm, command = flags['arch'].startswith('timm:'), shlex.split(config.get('command', ''))
-    command = shlex.join(run_folder.without_secrets(command, PRIVATE))
+    config = read(run_folder.read, folder)
+    splits = read(run_folder.read_splits, folder).get('splits', {})
+    command = run_folder.without_secrets(shlex.split(config.get('command', '')), PRIVATE)
+    shown = 'The command is not known: there was a checkpoint only.'
+    if command:
+        shown = f'```bash\n{shlex.join(command)}\n```'
+    is_of_timm = flags['arch'].startswith('timm:')
+    has_norm_1 = network.model.normalize or opt.eval_normalize
     return TEXT.format(
-        library='timm' if is_of_timm else 'pytorch', name=f'{flags["arch"]}, {flags["dataset"]}', arch=flags['arch'],
+        library='timm' if is_of_timm else 'pytorch',
+        name=f'{flags["arch"]}, {flags["dataset"]}',
+        arch=flags['arch'],
         n_parameters=sum(parameter.numel() for parameter in network.parameters()),
         dim=network.model.n_features if opt.eval_features else opt.embed_dim,
-        norm=' and norm 1' if network.model.normalize or opt.eval_normalize else '', size=network.input_size,
-        before=', '.join(f'`{step}`' for step in description['before']), epoch=states['epoch'],
+        norm=' and norm 1' if has_norm_1 else '',
+        size=network.input_size,
+        before=', '.join(f'`{step}`' for step in description['before']),
+        epoch=states['epoch'],
         average=', their moving average' if opt.eval_ema else '',
         data=describe_data(flags['dataset'], splits, config.get('flags', {})),
         metrics=metrics_table(states.get('row') or {}, opt.eval_ema),
         timm=OF_TIMM if is_of_timm and not opt.prompts else '',
-        command=f'```bash\n{command}\n```' if command else 'The command is not known: there was a checkpoint only.')
+        command=shown)
 
 
-def read(function):
-    """The result of function(), which reads a run folder; None where this has no such file."""
+def read(function, folder):
+    """function(folder), which reads a file of a run folder; {} where it is no run folder, as beside a checkpoint."""
     try:
-        return function()
-    except (UserError, OSError, KeyError, TypeError):
-        return None
+        return function(folder)
+    except UserError:
+        return {}
 
 
 def describe_data(dataset, splits, flags):
@@ -97,7 +105,8 @@ def describe_data(dataset, splits, flags):
     if not splits:
         return f'`--dataset {dataset}`; the splits are not known: there was a checkpoint only.'
     lines = [f'- {name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes' for name, part in splits.items()]
-    trained, tested = ({*splits.get(name, {}).get('classes', ())} for name in ('train', 'test'))
+    trained = {*splits.get('train', {}).get('classes', ())}
+    tested = {*splits.get('test', {}).get('classes', ())}
     shared = f'{len(trained & tested):,} of the {len(tested):,} test classes are training classes.' if tested else ''
     made = ' '.join(f'--{name} {flags[name]}' for name in ('split_scheme', 'fold', 'test_size', 'use_tv_split')
                     if flags.get(name))
@@ -105,16 +114,21 @@ def describe_data(dataset, splits, flags):
 
 
 def metrics_table(row, is_average):
-    """A table of the test metrics in a row of log.csv, with their bootstrap intervals where it has them."""
-    of = columns.ema_column if is_average else str
-    found = {name: row[of(name)] for name in row if columns.parse(name) and columns.parse(name).split == 'test'
-             and not columns.is_beside(name) and isinstance(row.get(of(name)), float)}
-    if not found:
-        return 'The run has recorded none of the test split.'
+    """
+    A table of the test metrics in a row of log.csv, with their bootstrap intervals where it has them. is_average: of
+    the moving average of the weights, whose metrics have columns of their own.
+    """
     lines = []
-    for name, value in found.items():
-        ends = [row.get(end) for end in columns.interval(of(name))]
-        interval = f'{ends[0]:.4f} to {ends[1]:.4f}' if None not in ends else ''
-        lines.append(f'| {columns.parse(name).at_split} | {value:.4f} | {interval} |')
+    for name in row:
+        metric = columns.parse(name)
+        if metric is None or metric.split != 'test' or columns.is_beside(name):
+            continue
+        column = columns.ema_column(name) if is_average else name
+        if isinstance(row.get(column), float):
+            low, high = (row.get(end) for end in columns.interval(column))
+            interval = '' if None in (low, high) else f'{low:.4f} to {high:.4f}'
+            lines.append(f'| {metric.at_split} | {row[column]:.4f} | {interval} |')
+    if not lines:
+        return 'The run has recorded none of the test split.'
     return '\n'.join(['| metric of the test split | value | 95 % interval over classes (bootstrap) |', '|---|---:|---|',
                       *lines])

@@ -36,7 +36,8 @@ def work(opt):
     """Evaluates the network on the data sets, and prints a table for each metric."""
     check(opt)
     opt.device = device.select(opt)
-    trunk, kind = untrained_network(opt), 'random' if opt.not_pretrained and not opt.weights else 'frozen'
+    trunk = untrained_network(opt)
+    kind = 'random' if opt.not_pretrained and not opt.weights else 'frozen'
     trained = parts.restore_network(opt, opt.evaluate)               # after the trunk: it drops the pretrained weights
     sets = {name: test_split(opt, name, trained.input_size) for name in opt.data_sets}
     found = {}
@@ -103,7 +104,8 @@ def alone_and_together(opt, embedded, images):
     offsets = np.cumsum([0, *(part.n_classes for part in images)])
     labels = np.concatenate([part.labels + offset for part, offset in zip(images, offsets, strict=False)])
     queries, gallery = zip(*(part.roles for part in images), strict=True)
-    points, found = torch.cat(embedded), []
+    points = torch.cat(embedded)
+    found = []
     for number, (part, own) in enumerate(zip(images, embedded, strict=True)):
         asked = [query if i == number else np.zeros_like(query) for i, query in enumerate(queries)]
         union = evaluation.Pool(points, labels, is_query=np.concatenate(asked), in_gallery=np.concatenate(gallery))

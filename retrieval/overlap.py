@@ -42,11 +42,13 @@ def work(opt):
     """
     run = opt.evaluate
     built = parts.restore(opt, run) if run else parts.prepare(opt)
-    data, splits = built.data, list(built.data.evaluation)
+    data = built.data
+    splits = list(built.data.evaluation)
     if len(splits) < 2:
         raise UserError(f'overlap: all images are in the {splits[0]} split, so that there is nothing to compare')
     folder = containing_folder(run) if run else Path(opt.save_path) / opt.dataset / 'overlap'
-    if run and (changed := run_folder.changed_data(run_folder.read(folder), data.description)):
+    changed = run and run_folder.changed_data(run_folder.read(folder), data.description)
+    if changed:
         raise UserError(f'{run}: the data have {changed} than this run; --source_path must lead to the same data')
     processes.run_on_rank_zero(require_writable_folder, folder, 'overlap: the folder')
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +61,9 @@ def report(embedded, threshold, folder, of_run):
     """Finds, lists, draws, records and prints what the splits {split: Embedded} share."""
     images = {split: part.images for split, part in embedded.items()}
     points = dict(zip(embedded, directions([part.embeddings.cpu().numpy() for part in embedded.values()]), strict=True))
-    contents, listed, found = fingerprints(images), [], {}
+    contents = fingerprints(images)
+    listed = []
+    found = {}
     for one, other in itertools.combinations(images, 2):
         pairs, numbers = overlap(points[one], points[other], contents[one], contents[other], threshold,
                                  f'compare {one} and {other}')
@@ -96,7 +100,8 @@ def directions(points):
 def fingerprints(images):
     """{split: ImageSet} -> {split: [N] hash of each file's content and box, or None if no other file has its size}."""
     sizes = {split: [Path(path).stat().st_size for path in part.paths] for split, part in images.items()}
-    n_files, found = Counter(itertools.chain(*sizes.values())), {}
+    n_files = Counter(itertools.chain(*sizes.values()))
+    found = {}
     for split, part in images.items():
         boxes = [str(source).removeprefix(str(path)) for source, path in zip(part.sources, part.paths, strict=True)]
         files = tqdm(zip(part.paths, boxes, sizes[split], strict=True), f'read {split}', len(part), leave=False,
@@ -129,10 +134,12 @@ def overlap(one, other, contents_one, contents_other, threshold, description=Non
         others = codes_one[rows[row]] != codes_other[column]
         return rows[row][others], column[others], similarity[others]
 
-    kept, n_near = [np.zeros((0, 3))], 0
+    kept = [np.zeros((0, 3))]
+    n_near = 0
     shared = np.zeros(len(one), bool), np.zeros(len(other), bool)
     for i, j, similarity in in_threads(near, chunks(np.arange(len(one)), len(other), CHUNK), description):
-        shared[0][i], shared[1][j] = True, True
+        shared[0][i] = True
+        shared[1][j] = True
         n_near += len(i)
         kept.append(np.stack([i, j, similarity], axis=1))
         if sum(map(len, kept)) > 2 * MOST:

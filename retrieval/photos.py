@@ -20,7 +20,8 @@ def find(places):
 
     The files in a list need not exist. Raises UserError if a member of `places` does not exist, or names no image.
     """
-    found, ignored = {}, []
+    found = {}
+    ignored = []
     for place in map(Path, places):
         if place.is_dir():
             images, others = in_folder(place)
@@ -43,7 +44,8 @@ def find(places):
 
 def in_folder(folder):
     """The images in a folder and in its folders, and the other files there, both sorted, without hidden ones."""
-    images, others = [], []
+    images = []
+    others = []
     for above, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith('.')]
         for name in files:

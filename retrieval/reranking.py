@@ -31,7 +31,9 @@ CHUNK = 1 << 21              # scores that each thread holds at a time: 8 MB, an
 ROWS = 1 << 12               # images whose encodings are computed together
 PAIRS = 1 << 16              # pairs whose distances are computed together: 32 MB with 128 dimensions
 PLAIN = 'plain'              # the ranking without re-ranking, and its cost, in the table
-K1, K2, N = 20, 6, 50        # the papers' k1 and k2 (Zhong et al.), and n (Radenović et al.)
+K1 = 20                      # k1 and k2 of Zhong et al.
+K2 = 6
+N = 50                       # n of Radenović et al.
 
 
 class KReciprocal(Search):
@@ -55,7 +57,9 @@ class KReciprocal(Search):
         largest = np.where(farthest > 0, farthest, 1)
         encodings = averaged(encoded(everyone, neighbours, largest, k1, strict), neighbours[:, :k2])
         queries = np.searchsorted(used, self.query_index)
-        self.move, self.weight, self.largest = everyone.move, weight, largest[queries].astype(np.float32)
+        self.move = everyone.move
+        self.weight = weight
+        self.largest = largest[queries].astype(np.float32)
         self.query_encodings = encodings[queries]
         self.gallery_encodings = encodings[np.searchsorted(used, self.gallery_index)].tocsc()
 
@@ -91,7 +95,8 @@ class AlphaExpanded(Search):
             own, others = self.queries[rows], self.gallery[neighbours[rows]]            # [q, D], [q, n, D]
             weights = torch.einsum('qd,qnd->qn', own, others).clamp(min=0) ** alpha
             expanded[rows] += torch.einsum('qn,qnd->qd', weights, others)
-        self.queries, self.symmetric = on_the_sphere(expanded), False
+        self.queries = on_the_sphere(expanded)
+        self.symmetric = False
 
 
 METHODS = {'kreciprocal': KReciprocal, 'alphaqe': AlphaExpanded}
@@ -125,12 +130,16 @@ def encoded(search, neighbours, largest, k1, strict=False):
     those of which it shares at least 2/3, as in Eq. 4.
     """
     from scipy import sparse
-    near, half = reciprocal(neighbours[:, :k1 + 1]), reciprocal(neighbours[:, :round(k1 / 2) + 1])
-    sizes, points, parts = np.diff(half.indptr), search.moved_gallery.numpy(), []
+    near = reciprocal(neighbours[:, :k1 + 1])
+    half = reciprocal(neighbours[:, :round(k1 / 2) + 1])
+    sizes = np.diff(half.indptr)
+    points = search.moved_gallery.numpy()
+    parts = []
     for start in range(0, len(neighbours), ROWS):
         own = near[start:start + ROWS]                                                  # R(p, k1)
         shared = (own @ half).multiply(own).tocoo()                # for q in R(p, k1): |R(p, k1) ∩ R(q, k1 / 2)|
-        thirds, needed = 3 * shared.data, 2 * sizes[shared.col]
+        thirds = 3 * shared.data
+        needed = 2 * sizes[shared.col]
         enough = thirds > needed if strict else thirds >= needed
         added = sparse.csr_array((np.ones(enough.sum(), np.int32), (shared.row[enough], shared.col[enough])), own.shape)
         members = (own + added @ half).tocsr()                                          # R*(p, k1)
@@ -257,7 +266,8 @@ def compute_with(opt, method, parameters, names, pool):
     megabytes (10^6 bytes) that numpy's arrays take at a time. pool: a metrics.Pool.
     """
     search = Search if method == PLAIN else partial(METHODS[method], **parameters)
-    points, backend = pool.embeddings.cpu(), 'sort' if method == 'kreciprocal' else 'auto'
+    points = pool.embeddings.cpu()
+    backend = 'sort' if method == 'kreciprocal' else 'auto'
     tracemalloc.start()
     start = time.perf_counter()
     try:

@@ -24,7 +24,8 @@ TITLES = {
     'class': 'class: the nearest images of two classes that are probably one',
     'outlier': 'outlier: images without near neighbours, and the nearest one',
 }
-N_ROWS, N_PAIRS = {'label': 4}, 4           # contact sheet: rows per kind, otherwise 2; pairs per row
+N_ROWS = {'label': 4}        # contact sheet: rows per kind; 2 for the others
+N_PAIRS = 4                  # pairs per row
 
 
 def review(photos, run, flags, out):

@@ -28,10 +28,12 @@ def train(gallery, least):
     takes more than a quarter of the cells, exact search is hardly slower; then, and without faiss, EXACT is returned,
     and None in place of the arrays.
     """
-    faiss, without = faiss_or_none(), (EXACT | {'n_images': len(gallery)}, None, None)
+    faiss = faiss_or_none()
+    without = (EXACT | {'n_images': len(gallery)}, None, None)
     if faiss is None or least == 1:
         return without
-    n_cells, random = int(len(gallery) ** 0.5), np.random.default_rng(0)
+    n_cells = int(len(gallery) ** 0.5)
+    random = np.random.default_rng(0)
     kmeans = faiss.Kmeans(gallery.shape[1], n_cells, niter=N_ITERATIONS, seed=0)
     kmeans.train(gallery[np.sort(random.permutation(len(gallery))[:PER_CELL * n_cells])])
     chunks = range(0, len(gallery), ROWS)
@@ -64,7 +66,8 @@ def inverted_file(gallery, centroids, cells, n_visited=1):
     dim = gallery.shape[1]
     index = faiss.IndexIVFFlat(faiss.IndexFlatL2(dim), dim, len(centroids))
     index.quantizer.add(np.ascontiguousarray(centroids))
-    index.is_trained, index.nprobe = True, n_visited
+    index.is_trained = True
+    index.nprobe = n_visited
     for start in range(0, len(gallery), ROWS):
         part, own = gallery[start:start + ROWS], cells[start:start + ROWS].astype(np.int64)
         index.add_core(len(part), faiss.swig_ptr(np.ascontiguousarray(part)), None, faiss.swig_ptr(own))

@@ -87,6 +87,8 @@ def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
             flask.abort(503, BUSY)
         except decoding.TooLarge:
             flask.abort(400, f'The photo has more than {MAX_MEGAPIXELS} million pixels.')
+        except decoding.TooManyScans as error:
+            flask.abort(400, f'The photo is {error}.')
         except Exception:  # decoders raise all kinds of exceptions on a file that is no image
             flask.abort(400, 'This file is not an image that can be read.')
         with lock, torch.inference_mode():

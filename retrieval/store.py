@@ -57,6 +57,15 @@ def read(folder):
     return content
 
 
+def stamp(folder):
+    """What changes whenever index.json is written or replaced, also by an index of the same size; None without it."""
+    try:
+        status = (Path(folder) / NAME).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def write(folder, content):
     """Replaces index.json, and removes the files of earlier generations."""
     write_text(Path(folder) / NAME, json.dumps(content, indent=1) + '\n')

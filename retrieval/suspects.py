@@ -57,8 +57,10 @@ def nearest(embeddings, labels):
     The N_NEAREST nearest images of each image in its own class, and in all others: twice, rows [N, k], −1 where there
     are fewer, and their Euclidean distances [N, k] float32, inf there.
     """
-    search, k = Search(embeddings, labels), min(N_NEAREST, len(labels))
-    rows, distances = np.full((2, len(labels), k), -1), np.full((2, len(labels), k), np.inf, np.float32)
+    search = Search(embeddings, labels)
+    k = min(N_NEAREST, len(labels))
+    rows = np.full((2, len(labels), k), -1)
+    distances = np.full((2, len(labels), k), np.inf, np.float32)
     parts = chunks(np.arange(len(labels)), len(labels), 1 << 22)
     for part in stopping.checked(tqdm(parts, 'neighbours', leave=False, disable=None)):
         of_own, own, scores = split_by_class(search, part)
@@ -126,7 +128,8 @@ def wrong_labels(own, rows, distances, labels_of):
 
 def duplicates(nearest_of_all, rows, distances, labels_of):
     """Pairs of two classes; the score is the median distance to the nearest image, divided by the pair's distance."""
-    typical, seen = np.median(nearest_of_all[:, 0]), set()
+    typical = np.median(nearest_of_all[:, 0])
+    seen = set()
     for image, column in np.argwhere(distances < DUPLICATE * typical):
         other = int(rows[image, column])
         if (other, int(image)) not in seen:
@@ -142,7 +145,8 @@ def mixed_classes(rows, distances, labels):
     image, other = image[nearest_first], rows[image, slot][nearest_first]
     low, high = np.sort(labels[np.stack([image, other])], axis=0)
     sizes = np.bincount(labels)
-    within, between = np.bincount(low[low == high], minlength=len(sizes)), np.flatnonzero(low != high)
+    within = np.bincount(low[low == high], minlength=len(sizes))
+    between = np.flatnonzero(low != high)
     pairs, first, counts = np.unique(np.stack([low, high])[:, between], axis=1, return_index=True, return_counts=True)
     both = sizes[pairs].sum(axis=0)
     expected = 2 * sizes[pairs].prod(axis=0) / (both * (both - 1))

@@ -39,7 +39,8 @@ def calibrated_thresholds(source, network_id):
     try:
         content = json.loads(file.read_text(encoding='utf-8'))
         rows = [{name: float(row[name]) for name in KEYS} for row in content['thresholds']]
-        known, reason = content['network_id'], content['reason']
+        known = content['network_id']
+        reason = content['reason']
     except FileNotFoundError:
         return None, None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
@@ -90,7 +91,8 @@ def answer(rows, distance, n_images):
     """
     if not rows:
         return {}
-    found, threshold = float(similarity(distance)), threshold_row(rows, n_images)['threshold']
+    found = float(similarity(distance))
+    threshold = threshold_row(rows, n_images)['threshold']
     return {'unknown': found < threshold, 'similarity': found, 'threshold': threshold}
 
 

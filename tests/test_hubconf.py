@@ -152,9 +152,9 @@ def test_the_loop_the_sampler_the_metrics_and_the_miner_of_the_page_run(capsys):
     assert names['measure'](names['embeddings'], names['data'].tensors[1])['e_recall@1'] > .2
 
 
-@pytest.mark.parametrize('library', ['Lightning', 'accelerate'])
+@pytest.mark.parametrize('library', ['Lightning', 'accelerate', 'pytorch-metric-learning'])
 def test_the_loops_of_libraries_of_the_page_train(library, tmp_path, monkeypatch):
-    pytest.importorskip(library.lower(), reason=f'the package {library.lower()} is not installed')
+    pytest.importorskip(library.lower().replace('-', '_'), reason=f'the package {library.lower()} is not installed')
     monkeypatch.chdir(tmp_path)                                                       # where Lightning may write
     before, after = of_page('A plain loop'), of_page('A plain loop', library)
     weights = [names['network'].state_dict()['1.weight'] for names in (before, after)]
@@ -167,6 +167,114 @@ def test_a_miner_of_ones_own_may_return_a_list():
     batch, labels = batch_of()
     apart = [[(batch[a] - batch[b]).square().sum() for b in others] for a, *others in triples]
     torch.testing.assert_close(found(batch, labels), sum(pos - neg + 5 for pos, neg in apart) / 2)
+
+
+# In place of losses of pytorch-metric-learning
+
+@pytest.fixture
+def pml():
+    """The parts of pytorch-metric-learning."""
+    for part in ('distances', 'losses', 'miners', 'trainers'):
+        pytest.importorskip(f'pytorch_metric_learning.{part}', reason='pytorch-metric-learning is not installed')
+    return sys.modules['pytorch_metric_learning']
+
+
+TRIPLET = 'triplet', {'power': 1., 'active_only': True, 'margin': .2}, 'TripletMarginLoss', {'margin': .2}
+MARGIN = 'margin', {'beta_constant': True}, 'MarginLoss', {}
+# without TripletMarginMiner, since they count a pair once for each of its triplets
+CONTRASTIVE = 'contrastive', {'active_only': True, 'neg_margin': 1.2}, 'ContrastiveLoss', {'neg_margin': 1.2}
+
+
+@pytest.mark.parametrize('loss, flags, theirs, arguments, miner', [
+    *((*loss, 'MultiSimilarityMiner') for loss in (TRIPLET, MARGIN, CONTRASTIVE)),
+    *((*loss, 'BatchHardMiner') for loss in (TRIPLET, MARGIN, CONTRASTIVE)),
+    *((*loss, 'TripletMarginMiner') for loss in (TRIPLET, MARGIN))])
+def test_a_loss_takes_the_tuples_of_their_miners(loss, flags, theirs, arguments, miner, pml):
+    distance = pml.distances.LpDistance(normalize_embeddings=False)
+    theirs, miner = vars(pml.losses)[theirs](distance=distance, **arguments), vars(pml.miners)[miner]()
+    found, built_with_it = (load('criterion', loss, miner=given, n_classes=4, **flags) for given in ('all', miner))
+    batch, labels = batch_of()
+    tuples = miner(batch, labels)
+    wanted = theirs(batch, labels, tuples)
+    gradient, = torch.autograd.grad(wanted, batch)
+    for value in (found(batch, labels, tuples), found(batch=batch, labels=labels.short(), indices_tuple=tuples),
+                  built_with_it(batch, labels), copy.deepcopy(found)(batch, labels.to(torch.uint8), tuples)):
+        torch.testing.assert_close(value, wanted)
+        torch.testing.assert_close(torch.autograd.grad(value, batch)[0], gradient)
+    assert found(batch, labels).equal(load('criterion', loss, miner='all', n_classes=4, **flags)(batch, labels, None))
+
+
+def test_their_trainer_gives_the_network_that_it_gives_with_their_loss(pml):
+    images = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    data = torch.utils.data.TensorDataset(images, torch.arange(40) % 4)
+    theirs = pml.losses.TripletMarginLoss(distance=pml.distances.LpDistance(normalize_embeddings=False), margin=.2)
+    own = load('criterion', 'triplet', miner='all', power=1., active_only=True, margin=.2)
+
+    def trained(criterion, miner=None):
+        manual_seed(0)
+        network = torch.nn.Linear(6, 4)
+        pml.trainers.MetricLossOnly(
+            models={'trunk': network}, optimizers={'trunk_optimizer': torch.optim.SGD(network.parameters(), .5)},
+            batch_size=20, loss_funcs={'metric_loss': criterion}, mining_funcs={'tuple_miner': miner} if miner else {},
+            dataset=data, data_device='cpu', dataloader_num_workers=0).train(num_epochs=2)
+        return network.weight
+    few, every = trained(theirs, pml.miners.MultiSimilarityMiner()), trained(theirs)
+    torch.testing.assert_close(trained(own, pml.miners.MultiSimilarityMiner()), few)
+    torch.testing.assert_close(trained(own), every)
+    torch.testing.assert_close(trained(own, load('miner', 'all')), every)
+    assert not torch.allclose(few, every)
+
+
+@pytest.mark.parametrize('loss, miner', WITH_MINERS)
+def test_labels_may_be_of_any_integer_type_and_tuples_go_to_losses_with_a_miner(loss, miner):
+    small = {f'loss_{loss}_{flag}': value for flag, value in cases.SMALL.get(loss, {}).items()}
+    found, (batch, labels) = load('criterion', loss, miner=miner, **SIZES, **small), batch_of()
+    wanted = cases.fast(found, batch, labels)
+    for kind in (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32):
+        assert cases.fast(found, batch, labels.to(kind)).equal(wanted)
+    tuples = load('miner', 'lifted', masks=miner in ('npair', 'lifted'))(batch, labels)
+    if miner is None:
+        with pytest.raises(ValueError, match=f"criterion '{loss}' takes no tuples of a miner: leave indices_tuple"):
+            cases.fast(found, batch, labels, indices_tuple=tuples)
+        return
+    other = load('criterion', loss, miner=lambda *_: tuples, **SIZES, **small)
+    other.load_state_dict(found.state_dict())
+    assert cases.fast(found, batch, labels, indices_tuple=tuples).equal(cases.fast(other, batch, labels))
+    assert cases.fast(found, batch, labels).equal(wanted)
+    for wrong, what in ((batch, r'Tensor of float32 \[12, 4\]'), (tuple(labels for _ in range(5)), 'tuple of 5, the '),
+                        ([labels[:3], labels[:2], labels], 'list of 3')):
+        with pytest.raises(ValueError, match=f'indices_tuple: {what}.*; expected three or four tensors of indices'):
+            found(batch, labels, wrong)
+
+
+@pytest.mark.parametrize('kind', [torch.uint8, torch.int16, torch.int32, torch.uint32])
+def test_miners_samplers_and_metrics_take_labels_of_any_integer_type(kind):
+    batch, labels = batch_of()
+    for name in method_pages.KINDS['miners'][1]:
+        miner, mined = load('miner', name), []
+        for given in (labels, labels.to(kind)):
+            manual_seed(0)
+            mined.append(miner(batch, given))
+        assert mined[0].equal(mined[1])
+        with pytest.raises(ValueError, match=r'not \[12, 4\] and \[12, 1\]'):
+            miner(batch, labels[:, None])
+    measure = load('metrics', ['e_recall@1', 'nmi'])
+    assert measure(batch, labels.to(kind)) == measure(batch, labels)
+    samplers = [list(load('sampler', 'class_random', given, bs=4)) for given in (labels, labels.to(kind))]
+    assert samplers[0] == samplers[1]
+
+
+def test_labels_that_are_nan_or_of_another_shape_are_refused_by_metrics_and_samplers():
+    batch, labels = batch_of()
+    missing = labels.double().where(torch.arange(12) > 1, torch.nan)
+    assert load('metrics', ['nmi'])(batch, labels.double()) == load('metrics', ['nmi'])(batch, labels)
+    for given in (missing, missing.numpy(), missing.tolist()):
+        with pytest.raises(ValueError, match='2 of the 12 labels are NaN; leave these images out'):
+            load('metrics', ['e_recall@1'])(batch, given)
+        with pytest.raises(ValueError, match='2 of the 12 labels are NaN'):
+            load('sampler', 'class_random', given, bs=4)
+    with pytest.raises(ValueError, match=r'expected labels \[N\], not \[12, 1\]'):
+        load('sampler', 'class_random', labels[:, None], bs=4)
 
 
 @pytest.mark.parametrize('arguments, error, text', [
@@ -213,7 +321,8 @@ def test_wrong_batches_are_named(loss, miner):
             found(batch=batch, labels=labels + shift)
 
 
-@pytest.mark.parametrize('loss', ['dr_multisimilarity', 'liftedstructure', 'pfml', 'snr_contrastive', 'tcm'])
+@pytest.mark.parametrize('loss', ['contextual', 'dcl', 'dr_multisimilarity', 'liftedstructure', 'pfml',
+                                  'snr_contrastive', 'tcm'])
 def test_functions_that_would_broadcast_labels_refuse_them(loss):
     """The pairs of labels [B, 1] would be [B, 1, B] or, with the labels of others, of wrong samples."""
     function, (batch, labels) = getattr(criteria.CRITERIA[loss], f'{loss}_loss'), batch_of()

@@ -522,8 +522,9 @@ def test_a_query_without_a_positive_is_counted_in_a_sentence(quick, run, tmp_pat
     assert run(*quick, *FEW, '--source_path', source.parent, '--n_epochs', '0') == 0
     text = '2 queries have no image of their class in the gallery and are left out of the retrieval metrics'
     assert f'({text})' in capsys.readouterr().out
-    assert f'{parts.alone(1)} left out' == text.replace('2 queries have', '1 query has').replace(
-        'their', 'its').replace(' are ', ' is ').partition(' of the retrieval')[0]
+    assert parts.describe_split('test', {'n_images': 3, 'n_classes': 2, 'n_lone_queries': 1}) == (
+        'test: 3 images of 2 classes (1 query has no image of its class in the gallery and is left out of the '
+        'retrieval metrics)')
 
 
 def test_no_picture_is_named_that_is_not_there(quick, run, lone, tmp_path, capsys):

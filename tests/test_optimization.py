@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import architectures
+import configuration
 import criteria
 import optimization
 from records import checkpoint
@@ -218,6 +219,18 @@ def test_arguments_reach_the_optimizer_of_each_part(opt):
         after_steps(opt, optim='muon')
 
 
+@pytest.mark.parametrize('name', ['adam', 'adamw', 'sgd'])
+def test_on_a_gpu_an_optimizer_is_fused_unless_its_arguments_say_otherwise(name, opt):
+    """torch takes fused=True for parameters of the CPU as well, but not with foreach=True."""
+    parameters = torch.nn.Linear(3, 2).parameters
+    namespace = opt(optim=name)
+    namespace.device = torch.device('cuda', 1)
+    for given, expected in (({}, True), ({'foreach': True}, None), ({'foreach': False}, True), ({'fused': False}, 0)):
+        namespace.optim_args = [given]
+        optimizer = optimization.build(namespace, 'optim', [{'params': parameters()}])
+        assert optimizer.defaults['fused'] == expected and optimizer.defaults['foreach'] is given.get('foreach')
+
+
 def test_a_loss_without_parameters_needs_no_optimizer_of_its_own(opt):
     flags = opt(arch='conv4', not_pretrained=True, loss='triplet', loss_optim='sgd')
     model = architectures.select(flags)
@@ -285,3 +298,41 @@ def test_a_run_with_an_average_trains_as_one_without(quick, run, tmp_path, capsy
 ])
 def test_a_resumed_run_ends_as_if_never_stopped(flags, quick, run, tmp_path):
     assert_resumes_exactly(run, tmp_path, [*quick, '--evaluation_metrics', 'e_recall@1', *flags.split()])
+
+
+def test_the_state_of_each_optimizer_is_taken_over_by_those_that_can_step_with_it_and_refused_by_the_others():
+    """By parameters of one and two dimensions; the optimizer itself goes on as if it had not stopped."""
+    def begun(name, n_dims):
+        parameter = torch.nn.Parameter(torch.ones((3,) * n_dims))
+        parsed = configuration.parse(['--optim', name])
+        parsed.device = torch.device('cpu')
+        optimizer = optimization.build(parsed, 'optim', [{'params': [parameter], 'lr': .1, 'weight_decay': .1}])
+        return parameter, optimizer
+
+    def step(parameter, optimizer):
+        parameter.grad = parameter.detach() * 2
+        optimizer.step()
+
+    taken = 0
+    for n_dims in (1, 2):
+        names = [name for name in optimization.OPTIMIZERS if name != 'muon' or n_dims == 2]
+        for name in names:
+            trained = begun(name, n_dims)
+            step(*trained)
+            for other in names:
+                resumed = begun(other, n_dims)
+                try:
+                    resumed[1].load_state_dict(copy.deepcopy(trained[1].state_dict()))
+                except ValueError as error:
+                    assert other != name and 'of another kind of optimizer' in str(error), (name, other)
+                    continue
+                taken += other == name
+                with torch.no_grad():
+                    resumed[0].copy_(trained[0])
+                step(*resumed)
+                if other == name:
+                    again = begun(name, n_dims)
+                    step(*again)
+                    step(*again)
+                    assert torch.equal(again[0], resumed[0]), name
+    assert taken == 2 * len(optimization.OPTIMIZERS) - ('muon' in optimization.OPTIMIZERS)

@@ -93,6 +93,21 @@ class Sampler(torch.utils.data.sampler.Sampler):
         self.storage[indices] = embeddings
 '''
 UNDECLARED = PROXIES.replace("'lr': opt.lr * 10", "'lr': opt.lr * opt.loss_own_lrmulti")
+# As snr and multisimilarity of the public code in a batch without an active triplet or a hard pair
+EASY = '''
+import torch
+ALLOWED_MINING_OPS, REQUIRES_BATCHMINER, REQUIRES_OPTIM = None, False, False
+
+
+class Criterion(torch.nn.Module):
+    def __init__(self, opt):
+        super(Criterion, self).__init__()
+        self.margin = opt.loss_snr_margin
+
+    def forward(self, batch, labels):
+        terms = torch.relu(batch.sum(dim=1) * 0 - self.margin)
+        return {loss}
+'''
 PLAIN = '''
 import random
 import torch
@@ -252,6 +267,14 @@ def test_a_run_with_a_public_network_and_sampler_resumes_with_the_same_bits(quic
 def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(tmp_path):
     parts = {'criteria/own_triples': TRIPLES.replace('{convert}', 'labels'), 'criteria/own_proxies': PROXIES,
              'criteria/own_undeclared': UNDECLARED, 'batchminer/own_miner': MINER,
+             # under names of this program's own, whose flags they read
+             'criteria/triplet': TRIPLES.replace('{convert}', 'labels'),
+             'criteria/proxynca': PROXIES.replace('opt.lr * 10', 'opt.lr * opt.loss_proxynca_lrmulti'),
+             'criteria/snr': EASY.replace('{loss}', 'terms.sum() / (terms > 0).sum()'),
+             'criteria/multisimilarity': EASY.replace('{loss}', 'torch.stack([x for x in terms if x > 0]).mean()'),
+             'batchminer/semihard': MINER.replace('opt,', "vars(opt)['loss_' + opt.loss + '_margin'],"),
+             'batchminer/distance': MINER.replace('opt,', 'opt.miner_distance_upper_cutoff,'),
+             'datasampler/class_random': PLAIN,
              'batchminer/own_none': MINER.replace('return triplets', 'return None'),
              'datasampler/own_bank': SAMPLER, 'datasampler/own_plain': PLAIN,
              'architectures/own_tuple': NETWORK.replace('{returned}', RETURNED['tuple']),
@@ -267,13 +290,15 @@ def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(tmp_pat
         json.dumps([str(tmp_path / 'code'), '--n_epochs', '1', '--kernels', '0', '--evaluation_metrics', 'e_recall@1']))
     assert code == 0, errors
     lines = [line.removeprefix(f'{tmp_path}/code/') for line in out.splitlines()]
-    assert lines[0] == 'criteria: 2 of 3', out
-    assert lines[1].startswith('  own_undeclared.py: criteria/own_undeclared.py, line ')
-    assert "--loss_own_lrmulti, which parameters.py does not declare; declare it there: add('--loss_own" in lines[1]
-    assert lines[2] == 'batchminer: 1 of 2' and '  own_none.py: --batch_mining own_none: it returned None' in lines[3]
-    assert lines[4:6] == ['datasampler: 2 of 2', 'architectures: 2 of 3']
-    assert lines[6].startswith("  own_broken.py: NameError: name 'no_such_name' is not defined (own_broken.py, line ")
-    assert not [*(tmp_path / 'code').rglob('__pycache__')] and len(lines) == 7
+    assert lines[0] == 'criteria: 4 of 7', out
+    assert lines[1].startswith('  multisimilarity.py: RuntimeError: stack expects a non-empty TensorList (multisim')
+    assert lines[2].startswith('  own_undeclared.py: criteria/own_undeclared.py, line ')
+    assert "--loss_own_lrmulti, which parameters.py does not declare; declare it there: add('--loss_own" in lines[2]
+    assert lines[3].startswith('  snr.py: main.py: the run failed: Epoch 1, step 1: the loss is nan')
+    assert lines[4] == 'batchminer: 3 of 4' and '  own_none.py: --batch_mining own_none: it returned None' in lines[5]
+    assert lines[6:8] == ['datasampler: 3 of 3', 'architectures: 2 of 3']
+    assert lines[8].startswith("  own_broken.py: NameError: name 'no_such_name' is not defined (own_broken.py, line ")
+    assert not [*(tmp_path / 'code').rglob('__pycache__')] and len(lines) == 9
 
 
 def test_a_folder_without_parts_is_refused(tmp_path):

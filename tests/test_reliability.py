@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from tests.helpers import (
     ROOT,
     after_training,
     assert_same_end,
+    compress,
     executed,
     executing,
     folder_of,
@@ -226,6 +228,25 @@ def test_a_size_that_no_weights_have_is_refused_before_memory_is_taken(half, run
                              (run, '--reproduce', half, '--distill', hostile, '--group', 'taught')):
         assert call(*arguments) == 2
         assert 'its weights do not fit the flags (--embed_dim 1000000000, but they have ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name, value', [('embed_layers', [10 ** 9]), ('lora_rank', 10 ** 9), ('prompts', 10 ** 9)])
+def test_further_sizes_that_no_weights_have_are_refused(name, value, half, run, capsys, tmp_path):
+    states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
+    del states['run_id']
+    states['settings'][name] = value
+    torch.save(states, tmp_path / 'hostile.pt')
+    assert run('--evaluate', tmp_path / 'hostile.pt') == 2
+    assert f'its weights do not fit the flags (--{name} 1000000000, but they have ' in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_inflates_is_refused_by_the_sizes_in_its_directory(half, resume, monkeypatch):
+    compress(half / 'checkpoint_last.pt', half / 'compressed.pt')
+    (half / 'compressed.pt').replace(half / 'checkpoint_last.pt')
+    monkeypatch.setattr(zipfile.ZipFile, 'open', None)                  # nothing in it is inflated
+    code, _, error = resume(half)
+    assert_refused(code, error)
+    assert 'checkpoint_last.pt: a compressed archive, which torch.save does not write' in error
 
 
 # One writer

@@ -267,10 +267,10 @@ def test_recorded_flags_that_no_longer_exist_are_left_out_with_one_note(copied, 
     run_folder.write_yaml(copied / 'config.yaml', config | {'flags': config['flags'] | gone})
     capsys.readouterr()
     assert run('--resume', copied, '--n_epochs', '3') == 0
-    assert capsys.readouterr().err == (f'Note: {copied}: it was recorded with flags that no longer exist, which are '
+    assert capsys.readouterr().err == (f'Note: {copied}: it was recorded with flags that do not exist here, which are '
                                        'left out: --adam_betas, --knn_approx\n')
     assert not run_folder.read(copied)['flags'].keys() & gone.keys()
-    assert run('--resume', copied, '--n_epochs', '4') == 0 and 'no longer exist' not in capsys.readouterr().err
+    assert run('--resume', copied, '--n_epochs', '4') == 0 and 'do not exist' not in capsys.readouterr().err
 
 
 def test_resume_refuses_a_file_of_a_flag_that_has_changed(copied, quick, refused, run, tmp_path):
@@ -324,3 +324,27 @@ def test_ctrl_c_leaves_a_resumable_run(quick, tmp_path):
     assert str(ROOT) not in log.read_text()                                # no traceback through this program
     epoch = checkpoint.load(folder / 'checkpoint_last.pt')['epoch']
     assert main.main(['--resume', str(folder), '--n_epochs', str(epoch + 1)]) == 0
+
+
+def test_what_starts_fresh_starts_fresh_in_the_optimizer_too(quick, run, tmp_path, capsys):
+    """Class weights of another loss, of the same shape, under another name: no moments and no step of the old ones."""
+    arguments = [*quick, '--evaluation_metrics', 'e_recall@1', '--batch_mining', 'none']
+    assert run(*arguments, '--loss', 'proxyanchor', '--n_epochs', '1') == 0
+    folder = folder_of(tmp_path)
+    before = checkpoint.load(folder / 'checkpoint_last.pt')
+    shape, = {tuple(value.shape) for value in before['criterion'].values()}
+    capsys.readouterr()
+    assert run('--resume', folder, '--merge_argparse_when_resuming', '--n_epochs', '2', '--loss', 'softmax') == 0
+    assert "start fresh: criterion, the criterion's part of optimizer\n" in capsys.readouterr().out
+    after = checkpoint.load(folder / 'checkpoint_last.pt')
+    assert {tuple(value.shape) for value in after['criterion'].values()} == {shape}
+    group, = (group for group in after['optimizer']['param_groups'] if group['name'] == 'criterion')
+    steps = {number: int(state['step']) for number, state in after['optimizer']['state'].items()}
+    assert {steps.pop(number) for number in group['params']} == {3} and {*steps.values()} == {6}
+
+
+def test_another_kind_of_optimizer_starts_fresh(quick, run, tmp_path, capsys):
+    assert run(*quick, '--evaluation_metrics', 'e_recall@1', '--optim', 'adamax', '--n_epochs', '1') == 0
+    changed = ['--merge_argparse_when_resuming', '--n_epochs', '2', '--optim', 'radam']
+    assert run('--resume', folder_of(tmp_path), *changed) == 0
+    assert 'start fresh: optimizer\n' in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The training step: in pieces, by several processes, in mixed precision, compiled; compared with the plain one."""
 import argparse
+import copy
 import functools
 import math
 import re
@@ -8,8 +9,10 @@ import traceback
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import architectures
 import configuration
@@ -34,7 +37,7 @@ from tests.shared_batches import (
     train_on_gpus,
 )
 from training_step import TrainingStep
-from utilities import device
+from utilities import device, exchange
 from utilities.errors import RunFailed, UserError
 from utilities.randomness import derive, seed_everything, seeded
 from utilities.trace import Trace
@@ -415,6 +418,64 @@ def test_synchronised_batch_norm_has_the_same_weights_and_activations(arch):
     batch_norm.synchronise(model.backbone)
     assert any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules())
     assert model.state_dict().keys() == keys and torch.allclose(model(images)[0], before, atol=1e-6)
+
+
+def test_a_layer_that_waits_for_other_processes_is_refused_inside_a_criterion(monkeypatch):
+    """Process 0 alone computes the loss, so that a SyncBatchNorm would wait there for ever."""
+    monkeypatch.setitem(criteria.CRITERIA, 'features_and_layer', module_of(FeaturesAndLayer))
+    opt, built, loader = build(f'{FEATURES} --embed_norm batch')
+    batch = next(iter(loader.epoch(1)))
+    built.step(*batch, 1, 1)
+    built.model.f_embed = torch.nn.SyncBatchNorm.convert_sync_batchnorm(built.model.f_embed)
+    built.model.eval()
+    built.step(*batch, 2, 1)                                          # it uses its running statistics
+    outputs = {'batch': torch.ones(10, 5).double(), 'batch_features': torch.ones(10, 24).double()}
+    built.model.train()
+    with pytest.raises(UserError, match='calls the embedding layer .* start one process, or use --embed_norm layer'):
+        built.step.loss(outputs, labels=batch[1], indices=batch[2], step=3, epoch=1)
+
+
+@pytest.fixture
+def in_process(request):
+    """in_process(rank, n): this process is one of n of torch's fake process group, whose communication does nothing."""
+    def begin(rank, n):
+        dist.init_process_group('fake', store=FakeStore(), rank=rank, world_size=n)
+        request.addfinalizer(dist.destroy_process_group)
+    return begin
+
+
+@pytest.mark.parametrize('flags', ['', '--micro_bs 2', '--bs 6', '--ema 0.9 --distill ema',
+                                   '--loss margin --batch_mining distance --clip_grad 1 --loss_optim sgd'])
+@pytest.mark.parametrize('rank', range(8))
+def test_the_shapes_of_a_step_in_each_of_eight_processes(rank, flags, in_process):
+    """With 6 images, the last two processes have none but a dummy."""
+    in_process(rank, 8)
+    opt, built, _ = build(f'--samples_per_class 3 --bs 18 {flags}')
+    part, labels = exchange.part(opt.bs), torch.arange(opt.bs) // 2 % 6
+    assert part.stop - part.start == opt.bs // 8 + (rank < opt.bs % 8)
+    images = torch.rand(max(1, part.stop - part.start), 3, 4, 4, dtype=torch.float64)
+    built.model.start_epoch(1)
+    for step in (1, 2):
+        embeddings, scalars = built.step(images, labels, labels, step, 1)
+    assert embeddings.shape == (opt.bs, 5) and embeddings[part].any() == (rank == 0)
+    assert not embeddings[exchange.bounds(opt.bs)[1]:].any()
+    assert all(value.shape == () for value in map(torch.as_tensor, scalars.values()))
+    assert all(parameter.grad.shape == parameter.shape and parameter.isfinite().all()
+               for parameter in built.model.parameters() if parameter.requires_grad)
+
+
+def test_the_optimizer_of_a_checkpoint_has_the_layouts_of_the_runs_parameters():
+    """Convolutions are channels last on the CPU and not on a GPU, and fused optimizers walk through both alike."""
+    opt, convolution, optimizers = build('')[0], torch.nn.Conv2d(3, 4, 3), []
+    for layout in (torch.channels_last, torch.contiguous_format):
+        own = copy.deepcopy(convolution).to(memory_format=layout)
+        optimizers.append((optimization.build(opt, 'optim', [{'params': own.parameters()}]), own))
+    (begun, own), (resumed, other) = optimizers
+    own(torch.ones(1, 3, 4, 4)).square().sum().backward()
+    begun.step()
+    resumed.load_state_dict(begun.state_dict())
+    moments = begun.state[own.weight]['exp_avg'], resumed.state[other.weight]['exp_avg']
+    assert torch.equal(*moments) and moments[0].stride() != moments[1].stride() == other.weight.stride()
 
 
 def test_the_optimizer_of_a_checkpoint_takes_the_device_of_the_run():

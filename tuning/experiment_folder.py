@@ -49,9 +49,15 @@ def numbers_in(value):
     return values if values and all(map(is_number, values)) else None
 
 
-NUMBER, WHOLE, SWITCH, TEXT = 'a number', 'a whole number', 'true or false', 'a text'
-NUMBERS, WHOLES, TEXTS = 'numbers, as a list or as a text such as 0.16 1', 'a list of whole numbers', 'a list of texts'
-MAPPING, CLASS = 'a mapping of names to values', 'the name of a class, with or without a mapping of its arguments'
+NUMBER = 'a number'
+WHOLE = 'a whole number'
+SWITCH = 'true or false'
+TEXT = 'a text'
+NUMBERS = 'numbers, as a list or as a text such as 0.16 1'
+WHOLES = 'a list of whole numbers'
+TEXTS = 'a list of texts'
+MAPPING = 'a mapping of names to values'
+CLASS = 'the name of a class, with or without a mapping of its arguments'
 ANY = 'any value'
 KINDS = {
     ANY: lambda value: True,
@@ -76,7 +82,9 @@ class Options:
     """
 
     def __init__(self, values, place=''):
-        self.values, self.groups, self.absent = dict(values), {}, []
+        self.values = dict(values)
+        self.groups = {}
+        self.absent = []
         self.places = {name: f'{place}.{name}' if place else str(name) for name in values}
 
     def __contains__(self, name):
@@ -118,12 +126,14 @@ class Options:
 
     def rest(self):
         """{name: value} of all that are left here, which are taken out."""
-        values, self.values = self.values, {}
+        values = self.values
+        self.values = {}
         return values
 
     def put(self, name, value, place):
         """Adds an option that has another name in the files, `place`."""
-        self.values[name], self.places[name] = value, place
+        self.values[name] = value
+        self.places[name] = place
 
     def left_over(self):
         """{name in the files: value} of what was not taken out here and in the groups, and of what is absent."""
@@ -150,7 +160,8 @@ def read(folder):
             notes.append(f'the experiment was resumed with another {", ".join(others)} at epoch '
                          f'{" ".join(map(str, epochs_of(changes)))}; the command has the last values from the start')
         values |= changed
-    if missing := [name for name in REQUIRED if name not in values]:
+    missing = [name for name in REQUIRED if name not in values]
+    if missing:
         raise UserError(f'--reproduce_results {folder}: its configs/config_*.yaml have no option {", ".join(missing)}; '
                         'give the folder with all files of the experiment')
     options = Options(values)
@@ -186,9 +197,11 @@ def options_in(folder):
 def rename(options, group):
     """Gives the arguments of a group of the API of 2021 the names of options of earlier versions."""
     option, names = GROUPS[group]
-    if (kind := options.class_of(group)) is None:
+    kind = options.class_of(group)
+    if kind is None:
         return
-    place, arguments = options.places[group], options.arguments(group)
+    place = options.places[group]
+    arguments = options.arguments(group)
     options.put(option, kind, place)
     for argument, name in names.items():
         if argument in arguments.values:

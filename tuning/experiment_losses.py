@@ -73,7 +73,8 @@ def metric_losses(options, settings, notes):
 
 def with_classifier(options, settings, notes):
     """TrainWithClassifier: metric_loss and the cross entropy of a linear layer on the embedding."""
-    losses, models = options.group('loss_funcs'), options.group('models')
+    losses = options.group('loss_funcs')
+    models = options.group('models')
     if losses.class_of('classifier_loss') != 'CrossEntropyLoss' or models.class_of('classifier') != 'MLP':
         return False
     losses.arguments('classifier_loss')
@@ -87,7 +88,8 @@ def with_classifier(options, settings, notes):
 
 def adversarial(options, settings, notes):
     """DeepAdversarialMetricLearning: metric_loss, and --daml around a triplet loss of the synthetic negatives only."""
-    losses, names = options.group('loss_funcs'), ('synth_loss', 'g_adv_loss')
+    losses = options.group('loss_funcs')
+    names = ('synth_loss', 'g_adv_loss')
     weight = options.group('loss_weights').look('g_hard_loss', NUMBER)
     weight = 1 if weight is None else weight
     if {losses.class_of(name) for name in names} != {'TripletMarginLoss'} or weight <= 0 or 'arch' not in settings:
@@ -111,18 +113,22 @@ def adversarial(options, settings, notes):
 
 def cascaded(options, settings, notes):
     """CascadedEmbeddings: metric_loss_0, _1, ... as one loss with --cascade, if they are equal."""
-    losses, weights = options.group('loss_funcs'), options.group('loss_weights')
+    losses = options.group('loss_funcs')
+    weights = options.group('loss_weights')
     layers = options.look('layers_to_extract', TEXTS) or []
     names = [f'metric_loss_{level}' for level in range(len(layers))]
-    kind, blocks = losses.class_of('metric_loss_0'), blocks_of(settings.get('arch'), layers)
-    first, weight = losses.values.get('metric_loss_0'), weights.look('metric_loss_0', NUMBER)
+    kind = losses.class_of('metric_loss_0')
+    blocks = blocks_of(settings.get('arch'), layers)
+    first = losses.values.get('metric_loss_0')
+    weight = weights.look('metric_loss_0', NUMBER)
     are_equal = all(losses.values.get(name) == first and weights.look(name, NUMBER) == weight for name in names)
     if kind not in classes('losses') or not are_equal or blocks is None or 'embed_dim' not in settings:
         return False
     options.take('layers_to_extract', TEXTS)
     miner, given = mined_levels(options.group('mining_funcs'), settings, len(layers), notes)
     for name in names:
-        arguments, weight = loss_arguments(kind, losses.arguments(name), settings, notes), weight_of(options, name)
+        arguments = loss_arguments(kind, losses.arguments(name), settings, notes)
+        weight = weight_of(options, name)
     settings |= {'cascade': blocks, 'embed_dim': settings['embed_dim'] * len(layers)}
     set_sum(settings, [Part(f'pml:{kind}', weight, arguments, miner, given)])
     return True
@@ -133,7 +139,9 @@ def mined_levels(miners, settings, n_levels, notes):
     (--batch_mining, its arguments) of a cascade; sets --cascade_fractions. An HDCMiner keeps a fraction of the pairs of
     the level before it. Other miners of further levels are the miner of the first level here.
     """
-    first, fraction, fractions = miners.values.get('tuple_miner_0'), 1.0, []
+    first = miners.values.get('tuple_miner_0')
+    fraction = 1.0
+    fractions = []
     miner, given = tuple_miner(miners, ['tuple_miner_0'], without='all')
     for name in [f'tuple_miner_{level}' for level in range(1, n_levels)]:
         if miners.class_of(name) == 'HDCMiner':
@@ -166,7 +174,8 @@ def blocks_of(arch, layers):
 
 def library_losses(options, settings, notes, names):
     """The losses of these names as Parts: classes of pytorch-metric-learning, all with the miner of tuples."""
-    losses, parts = options.group('loss_funcs'), []
+    losses = options.group('loss_funcs')
+    parts = []
     miner, given = tuple_miner(options.group('mining_funcs'))
     for name in names:
         kind = losses.class_of(name)

@@ -40,9 +40,12 @@ class Worker:
     """
 
     def __init__(self, search, study, bar):
-        self.search, self.study, self.bar = search, study, bar
+        self.search = search
+        self.study = study
+        self.bar = bar
         self.earlier = {trial.number for trial in study.trials if trials.is_counted(trial)}
-        self.own, self.waiting_since = None, {}
+        self.own = None
+        self.waiting_since = {}
 
     def run(self):
         n_trials = self.search.opt.n_trials
@@ -78,7 +81,8 @@ class Worker:
 
     def run_trial(self):
         """Runs a new or requeued trial, and writes the results so far."""
-        self.own, self.waiting_since = None, {}
+        self.own = None
+        self.waiting_since = {}
         try:
             self.study.optimize(self.objective, n_trials=1, catch=(trials.TrialFailed, trials.Superfluous))
         except (optuna.exceptions.UpdateFinishedTrialError, ValueError):

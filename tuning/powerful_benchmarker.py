@@ -58,7 +58,8 @@ def command(given):
     Raises UserError that names the options without a counterpart, unless --reproduce_results_partly is given.
     """
     opt = parameters.build().parse_args(given)
-    folder, partly = opt.reproduce_results, opt.reproduce_results_partly
+    folder = opt.reproduce_results
+    partly = opt.reproduce_results_partly
     if not folder:
         raise UserError('--reproduce_results_partly goes with --reproduce_results')
     options, notes = experiment_folder.read(Path(folder))
@@ -241,7 +242,8 @@ def one_optimizer(arguments, settings, kind, rate, decay):
     options = {'lr': rate, 'weight_decay': decay}
     options |= {'momentum': 'momentum'} if name in ('sgd', 'rmsprop') else {}
     options |= {'eps': 'adam_eps'} if name in ('adam', 'adamw') else {}
-    own, defaults = {}, optimization.OPTIMIZERS[name]([torch.zeros(1, 1)]).defaults
+    own = {}
+    defaults = optimization.OPTIMIZERS[name]([torch.zeros(1, 1)]).defaults
     for option, flag in options.items():
         value = arguments.look(option, NUMBER)
         value = command_line.as_list(defaults.get(option)) if value is None else value

@@ -38,7 +38,8 @@ def table(study, folder):
                                  for trial in study.trials if trials.is_counted(trial))
     lines = [f'{study.study_name}: {sum(states.values())} trials over'
              + ''.join(f', {number} {state}' for state, number in sorted(states.items()))]
-    if best := trials.best_trial(study):
+    best = trials.best_trial(study)
+    if best:
         metric = (study.metric_names or ['score'])[0]
         lines.append(f'best: {trials.trial_name(best)}, {metric} {best.value:.4f} with '
                      + ', '.join(report.trial_settings(best)))

@@ -21,7 +21,9 @@ class Seeded(optuna.samplers.BaseSampler):
     """
 
     def __init__(self, make, seed):
-        self.make, self.seed, self.sampler = make, seed, make(seed)
+        self.make = make
+        self.seed = seed
+        self.sampler = make(seed)
 
     def before_trial(self, study, trial):
         self.sampler = self.make(derive(self.seed, trial.number) % 2 ** 32)
@@ -75,7 +77,8 @@ def open_study(search):
         study.set_metric_names([search.metric])
         require_same(search, study.user_attrs, described)
         if study.user_attrs.get('first_epoch') == 0:
-            search.opt.count_epoch_0, described['first_epoch'] = True, 0
+            search.opt.count_epoch_0 = True
+            described['first_epoch'] = 0
         for name, value in described.items():
             study.set_user_attr(name, value)
         if search.opt.sampler == 'grid':

@@ -34,7 +34,9 @@ def bisect(table, first, values):
     table [m, k], whose rows ascend; the end of the row if there is none. first: [n] int64, where the row of each value
     begins; values: [n].
     """
-    flat, place, left = table.ravel(), first.copy(), table.shape[1]
+    flat = table.ravel()
+    place = first.copy()
+    left = table.shape[1]
     while left > 1:
         half = left // 2
         place += (flat.take(place + (half - 1)) < values) * half
@@ -59,7 +61,8 @@ def in_threads(work, items, description=None, stopped=None):
     def step(item):
         return None if stopped.is_set() else work(item)
 
-    bar = tqdm(total=len(items), desc=description, leave=False, disable=None if description else True)
+    is_hidden = None if description else True                        # None: where the output is no terminal
+    bar = tqdm(total=len(items), desc=description, leave=False, disable=is_hidden)
     with threadpool_limits(1, 'blas'), bar, ThreadPoolExecutor(torch.get_num_threads()) as pool:
         try:
             for result in stopping.checked(pool.map(step, items)):

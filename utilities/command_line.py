@@ -85,8 +85,8 @@ def boolean(text):
 
 def number(kind, low=None, high=None, above=False):
     """An argparse type: a finite int or float, at least `low` (more than it, with `above`), at most `high`."""
-    limits = {'above' if above else 'at_least': low, 'at_most': high}
-    limits = {name: limit for name, limit in limits.items() if limit is not None}
+    lower = 'above' if above else 'at_least'
+    limits = {name: limit for name, limit in ((lower, low), ('at_most', high)) if limit is not None}
     expected = expected_number(limits, kind, None)
 
     def parse(text):
@@ -161,9 +161,14 @@ def auto_or(kind):
     return parse
 
 
-REAL, POSITIVE, NOT_NEGATIVE = number(float), number(float, 0, above=True), number(float, 0)
-WHOLE, POSITIVE_INT, COUNT = number(int), number(int, 1), number(int, 0)
+REAL = number(float)
+POSITIVE = number(float, 0, above=True)
+NOT_NEGATIVE = number(float, 0)
 FRACTION = number(float, 0, 1)
+WHOLE = number(int)
+POSITIVE_INT = number(int, 1)
+COUNT = number(int, 0)
+SIDE = number(int, 1, 10_000)         # of images, in pixels
 
 
 def flag(group, *names, **options):
@@ -191,7 +196,8 @@ def add_declared(add, switch, flag, values, **known):
     Adds a flag that the file of a method declares. values: of utilities/method_flags.py, with default and help. known:
     Facts of the flag.
     """
-    default, known = values['default'], {name: values[name] for name in FACTS if name in values} | known
+    default = values['default']
+    known = {name: values[name] for name in FACTS if name in values} | known
     known['help'] = values['help'].replace('%', '%%')
     if isinstance(default, bool):
         return switch(f'--{flag}', default=default, **known)
@@ -212,7 +218,8 @@ def add_completion(parser):
 
 def flags_with_attribute(parser, fact):
     """{flag: value of the fact} for the flags whose Facts have it. fact: the name of an attribute of Facts."""
-    return {action.dest: value for action in parser._actions if (value := getattr(facts(action), fact))}
+    values = {action.dest: getattr(facts(action), fact) for action in parser._actions}
+    return {flag: value for flag, value in values.items() if value}
 
 
 def parted(arguments):
@@ -280,7 +287,8 @@ def merged(parser, earlier, later):
     """
     result = earlier | later
     for action in parser._actions:
-        name, method = action.dest, facts(action).arguments_of
+        name = action.dest
+        method = facts(action).arguments_of
         if not method or name not in earlier:
             continue
         if earlier.get(method) != later.get(method, earlier.get(method)) and method in earlier:
@@ -292,16 +300,26 @@ def merged(parser, earlier, later):
 
 def merged_mappings(earlier, later):
     """Two lists of mappings, merged by key one by one; a single mapping is merged with each of the other list."""
-    earlier, later = ([value] if isinstance(value, dict) else value or [] for value in (earlier, later))
+    earlier = mappings(earlier)
+    later = mappings(later)
     n = max(len(earlier), len(later))
     if not earlier or {len(earlier), len(later)} - {1, n}:
         return later
-    return [first | second for first, second in zip(earlier * (n // len(earlier)), later * (n // len(later)),
-                                                    strict=True)]
+    if len(earlier) == 1:
+        earlier = earlier * n
+    if len(later) == 1:
+        later = later * n
+    return [first | second for first, second in zip(earlier, later, strict=True)]
+
+
+def mappings(value):
+    """The value of a flag of YAML mappings as a list; a --config file may have a single mapping, or None."""
+    return [value] if isinstance(value, dict) else value or []
 
 
 def as_list(value):
     return list(value) if isinstance(value, tuple) else value            # YAML has no tuples
+
 
 def shown(value):
     return ' '.join(map(str, value)) if isinstance(value, list) else str(value)
@@ -312,14 +330,23 @@ def tokens(settings, parser=None):
     {flag: value} -> the arguments that set these flags. None and empty lists give no argument, except that an empty
     list gives the bare flag if the parser accepts this flag without a value.
     """
-    arguments, without_value = [], {action.dest for action in parser._actions if action.nargs == '*'} if parser else ()
+    actions = parser._actions if parser else ()
+    without_value = {action.dest for action in actions if action.nargs == '*'}
+    arguments = []
     for name, value in settings.items():
         value = [value] if isinstance(value, dict) else value
         if isinstance(value, list):
-            values = [json.dumps(item) if isinstance(item, dict) else str(item) for item in value]
-            # argparse reads a value that begins with a dash as a flag, but not one that begins with a space
-            values = [f' {item}' if item.startswith('-') else item for item in values]
-            arguments += [f'--{name}', *values] if value or name in without_value else []
+            if value or name in without_value:
+                arguments += [f'--{name}', *map(token, value)]
+        elif isinstance(value, bool):
+            arguments.append(f'--{name}={str(value).lower()}')
         elif value is not None:
-            arguments += [f'--{name}={str(value).lower() if isinstance(value, bool) else value}']
+            arguments.append(f'--{name}={value}')
     return arguments
+
+
+def token(item):
+    """An item of a list as an argument."""
+    text = json.dumps(item) if isinstance(item, dict) else str(item)
+    # argparse reads a value that begins with a dash as a flag, but not one that begins with a space
+    return f' {text}' if text.startswith('-') else text

@@ -6,6 +6,7 @@ import torch
 
 from utilities import processes
 from utilities.errors import UserError
+from utilities.machine import accelerator
 
 
 def select(opt):
@@ -19,13 +20,13 @@ def select(opt):
     if len(indices) != here or len(set(indices)) < here:
         raise UserError(f'--gpu {" ".join(map(str, indices))}: a run uses one GPU for each of its processes, and there '
                         f'{"is one" if here == 1 else f"are {here}"} on this machine')
-    if opt.device in ('auto', 'cuda') and torch.cuda.is_available():
-        index = indices[processes.local_rank()]
-        if index >= torch.cuda.device_count():
-            raise UserError(f'--gpu {index}: this machine has {torch.cuda.device_count()} GPU(s), numbered from 0')
-        if processes.connected():
-            torch.cuda.set_device(index)                     # NCCL communicates on it
-        return torch.device('cuda', index)
+    kind = accelerator()
+    if opt.device in ('auto', 'cuda') and kind:
+        index, gpus = indices[processes.local_rank()], torch.get_device_module(kind)
+        if index >= gpus.device_count():
+            raise UserError(f'--gpu {index}: this machine has {gpus.device_count()} GPU(s), numbered from 0')
+        gpus.set_device(index)            # where NCCL communicates, memory is pinned and compiled kernels are started
+        return torch.device(kind, index)
     if opt.device == 'mps' and processes.connected():
         raise UserError('--device mps: Apple GPUs cannot be connected; start one process, or take --device cpu')
     if opt.device in ('auto', 'mps') and not processes.connected() and torch.backends.mps.is_available():
@@ -37,13 +38,18 @@ def select(opt):
     return torch.device('cpu')
 
 
+def is_gpu(device):
+    """Whether a torch.device is one of the GPUs that --device cuda means, which have what NVIDIA's have."""
+    return device.type not in ('cpu', 'mps')
+
+
 def set_arithmetic(opt):
     """
     Makes arithmetic repeatable: always on the CPU, where it costs no time, and with --deterministic on a GPU.
     Float32 is computed in full precision, also in cuDNN's convolutions, unless --tf32 trades precision for speed.
     """
     deterministic = opt.deterministic or opt.device.type == 'cpu'
-    if deterministic and opt.device.type == 'cuda':
+    if deterministic and is_gpu(opt.device):
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
     torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False

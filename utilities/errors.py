@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import errno
 import os
+import re
 import sqlite3
 import sys
 import traceback
@@ -12,6 +13,10 @@ from types import SimpleNamespace
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
+NO_MEMORY = re.compile(
+    r".*(MemoryError|out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|bad_alloc).*")
+NEEDS_LESS = ('training needs less with a smaller --micro_bs, which keeps the loss, a smaller --bs, or --amp bfloat16; '
+              'evaluation with a smaller --eval_bs')
 KEPT = 'Everything up to the last saved epoch is kept.'
 # attributes of opt that are no flags: a run sets them when it knows its data and its network
 SET_BY_A_RUN = {'device': 'the torch.device of the run', 'n_classes': 'number of training classes',
@@ -38,6 +43,10 @@ class WorkerLost(RunFailed):
 
     def __str__(self):
         return 'A data worker was killed, as the system does where memory runs out; fewer --kernels need less.'
+
+
+class OutOfMemory(RunFailed):
+    """The memory of a device, or of the machine, does not suffice."""
 
 
 class Unwritable(OSError):
@@ -73,8 +82,9 @@ def causes(error):
 def machine_reason(error, folder):
     """Why a run that writes to `folder` ended with `error`, if the cause is the machine; None for any other cause."""
     folder = Path(folder)
-    is_missing = any(isinstance(one, FileNotFoundError) and one.filename and folder in (
-        path := Path(os.fsdecode(one.filename)), *path.parents) for one in causes(error))
+    missing = [Path(os.fsdecode(one.filename)) for one in causes(error)
+               if isinstance(one, FileNotFoundError) and one.filename]
+    is_missing = any(folder in (path, *path.parents) for path in missing)
     if is_missing or not (folder / 'config.yaml').exists():  # while it is being removed, config.yaml may still be there
         return f'The run folder {folder} was removed while the run was writing to it.'
     for one in filter(is_disk_error, causes(error)):
@@ -119,6 +129,26 @@ def undeclared_flags():
 
 
 @contextlib.contextmanager
+def explained(needs_less=NEEDS_LESS):
+    """
+    In the block, errors of torch that other flags avoid become sentences: OutOfMemory, and UserError for an operation
+    that has no deterministic implementation. needs_less: what needs less memory, in words.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        found = NO_MEMORY.search(f'{type(error).__name__}: {error}')
+        if found:
+            raise OutOfMemory(f'Memory ran out ({found[0][:120].strip()}): {needs_less}.') from None
+        operation, _, is_forbidden = str(error).partition(' does not have a deterministic implementation')
+        if is_forbidden:
+            raise UserError(f'{operation.split()[-1]} has no deterministic implementation, which --deterministic asks '
+                            'for on a GPU, and every run on the CPU: leave --deterministic out, or use another '
+                            'operation, as with another --arch or --pool') from None
+        raise
+
+
+@contextlib.contextmanager
 def named_flags():
     """
     In the block, or the decorated function, a ValueError whose text begins with a flag is a UserError: files that can
@@ -144,12 +174,13 @@ class Ended(Exception):
 def reported(script):
     """
     Gives the block an object whose `code` is the exit code of the script. The block may set it; by default it is 0. It
-    becomes 2 after a UserError and where a disk is full or refuses access, 1 after a RunFailed, and 130 after Ctrl-C.
-    The sentence of the error is printed. Any other exception keeps its traceback.
+    becomes 2 after a UserError and where a disk is full or refuses access, 1 after a RunFailed and where memory runs
+    out, and 130 after Ctrl-C. The sentence of the error is printed. Any other exception keeps its traceback.
     """
     end = SimpleNamespace(code=0)
     try:
-        yield end
+        with explained('a smaller --bs needs less' if script == 'Retrieve_Images.py' else NEEDS_LESS):
+            yield end
     except UserError as error:
         print(f'{script}: error: {error}', file=sys.stderr)
         end.code = 2

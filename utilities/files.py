@@ -48,7 +48,8 @@ def writing(path):
     try:
         yield
     except Exception as error:  # libraries raise their own errors from the system's errors
-        if cause := next(filter(is_disk_error, causes(error)), None):
+        cause = next(filter(is_disk_error, causes(error)), None)
+        if cause:
             raise Unwritable(path, cause) from error
         raise
 
@@ -124,7 +125,8 @@ def require_writable_folder(folder, flag):
     try:
         above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not above.is_dir():
-            raise UserError(f'{flag} {folder}: {"it" if above == folder else above} is a file; give a folder')
+            file = 'it' if above == folder else above
+            raise UserError(f'{flag} {folder}: {file} is a file; give a folder')
         try_to_write(above / 'file')
     except OSError as error:
         raise UserError(f'{flag} {folder}: nothing can be written there ({error.strerror}); choose another '
@@ -140,6 +142,12 @@ def try_to_write(file):
         temporary.unlink(missing_ok=True)
 
 
+def require_uncompressed(path, archive):
+    """Raises UserError for an open ZipFile that would inflate: torch.save compresses nothing."""
+    if sum(part.file_size for part in archive.infolist()) > Path(path).stat().st_size:
+        raise UserError(f'{path}: a compressed archive, which torch.save does not write')
+
+
 def describe_kind(path, error):
     """
     Says what kind of file `path` is, which torch.load or safetensors could not read. error: the exception they raised;
@@ -149,7 +157,8 @@ def describe_kind(path, error):
         start = file.read(1024)
     if not start:
         return 'an empty file'
-    if found := re.search(r'GLOBAL (\S+)', str(error)):
+    found = re.search(r'GLOBAL (\S+)', str(error))
+    if found:
         return f'a pickle of objects other than tensors ({found[1]})'
     if 'TorchScript' in str(error):
         return 'a TorchScript program'
@@ -169,10 +178,15 @@ def file_hash(file, algorithm='sha256'):
 
 
 def read_csv(file):
+    """The rows of a CSV file, as csv.DictReader gives them; [] without the file. Raises UserError for another file."""
     if not file.exists():
         return []
-    with open(file, newline='', encoding='utf-8') as opened:
-        return list(csv.DictReader(opened))
+    try:
+        with open(file, newline='', encoding='utf-8') as opened:
+            return list(csv.DictReader(opened))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f'{file}: damaged, or not a CSV file in UTF-8 ({getattr(error, "strerror", None) or error}); '
+                        'copy it again') from None
 
 
 def write_csv(file, rows, columns=()):

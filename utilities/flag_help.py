@@ -35,8 +35,8 @@ class PrintCompletion(argparse.Action):
             raise UserError('--print_completion: the package shtab is missing; install it by '
                             '`pip install shtab`') from None
         for action in parser._actions:
-            if names := facts(action).names:
-                action.choices = [*names]
+            if facts(action).names:
+                action.choices = [*facts(action).names]
             if action.metavar and re.search('FILE|FOLDER', str(action.metavar)):
                 action.complete = shtab.FILE
         print(shtab.complete(parser, shell))
@@ -105,12 +105,16 @@ def help_with_choices(action):
 
 
 def shown_help(action):
-    known, text = facts(action), help_with_choices(action)
+    known = facts(action)
+    text = help_with_choices(action)
     if known.names:
         text += f'; names: {", ".join(known.names)}'
     is_unset = any(action.default is value for value in (None, False, argparse.SUPPRESS)) or action.default == []
-    notes = ['default: %(default)s'] if action.option_strings and not is_unset else []
-    notes += ['resumable'] if known.resume == 'free' else []
+    notes = []
+    if action.option_strings and not is_unset:
+        notes.append('default: %(default)s')
+    if known.resume == 'free':
+        notes.append('resumable')
     return f'{text} ({"; ".join(notes)})' if notes else text
 
 
@@ -137,11 +141,13 @@ def front(parser):
 
 def about(parser, word):
     """The page of one word: the flags of the methods and groups with this name, then all others that hold the word."""
-    formatter, word = parser._get_formatter(), word.removeprefix('--')
+    word = word.removeprefix('--')
+    formatter = parser._get_formatter()
     commands = [command for action in parser._actions if isinstance(action, argparse._SubParsersAction)
                 for command in dict.fromkeys(action.choices.values())]
     actions = [action for action in parser._actions if not facts(action).obsolete]
-    explained, found = [], False
+    explained = []
+    found = False
     for action in actions:
         if word in (facts(action).names or ()):
             section(formatter, f'{action.option_strings[0]} {word}', [], summary(facts(action).names[word]))
@@ -159,13 +165,16 @@ def about(parser, word):
               and (word.lower() != 'resumable' or facts(action).resume == 'free')]        # not those that speak of it
     named = [action for action in others if word.lower() in option_name(action).lower()]
     if not explained and not found:
-        section(formatter, f'flags with "{word}"', named if len(others) > MOST else others)
-        explained += named if len(others) > MOST else others
+        shown = named if len(others) > MOST else others
+        section(formatter, f'flags with "{word}"', shown)
+        explained += shown
     elif named and len(named) <= 3 and not own:
         section(formatter, f'flags with "{word}" in their name', named)
         explained += named
-    if rest := [option_name(action) for action in others if action not in explained]:
-        formatter.start_section(f'{"other " if explained else ""}flags with "{word}"')
+    rest = [option_name(action) for action in others if action not in explained]
+    if rest:
+        kind = 'other flags' if explained else 'flags'
+        formatter.start_section(f'{kind} with "{word}"')
         formatter.add_text(', '.join(rest))
         formatter.end_section()
     of_commands = [(command, [action for action in command._actions if holds(action, word)]) for command in commands]
@@ -187,7 +196,7 @@ def section(formatter, title, actions, text=None):
 def summary(part):
     """The first paragraph of the docstring of a part's file, in one line. part: a module, or something inside one."""
     module = part if inspect.ismodule(part) else sys.modules.get(getattr(part, '__module__', None))
-    text = inspect.getdoc(module) or '' if module else ''
+    text = (module and inspect.getdoc(module)) or ''
     return ' '.join(text.split('\n\n')[0].split()).replace('%', '%%')
 
 

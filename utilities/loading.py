@@ -1,5 +1,6 @@
 """Data loaders whose batches do not depend on the number of workers."""
 import itertools
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from utilities import exchange, processes, stopping
+from utilities.device import is_gpu
 from utilities.errors import WorkerLost
 from utilities.kept_features import Batch
 from utilities.machine import n_cores
@@ -16,6 +18,10 @@ from utilities.randomness import derive
 # When a data worker is killed, torch's signal handler would raise an error wherever the main process is at that moment:
 # while it starts a thread, or where exceptions are ignored. The loaders notice a killed worker by themselves.
 torch.utils.data._utils.signal_handling._SIGCHLD_handler_set = True
+
+
+# RuntimeErrors of torch where a data worker was killed; with pinned memory, a thread takes the batches from the workers
+LOST = re.compile(r'DataLoader worker \(pid|Pin memory thread exited unexpectedly')
 
 
 class Loader(torch.utils.data.DataLoader):
@@ -27,8 +33,10 @@ class Loader(torch.utils.data.DataLoader):
     """
 
     def __init__(self, dataset, **arguments):
-        if transform := getattr(dataset, 'transform', None):
-            dataset, arguments['collate_fn'] = Loaded(dataset), Collate(transform)
+        transform = getattr(dataset, 'transform', None)
+        if transform:
+            dataset = Loaded(dataset)
+            arguments['collate_fn'] = Collate(transform)
         if arguments.get('num_workers') and sys.platform == 'linux':
             # forkserver, the default since Python 3.14, would import all packages again in each worker
             arguments['multiprocessing_context'] = 'fork'
@@ -39,7 +47,7 @@ class Loader(torch.utils.data.DataLoader):
             yield from super().__iter__()
         except (RuntimeError, OSError, EOFError) as error:
             is_of_dataset = not self.num_workers or 'in DataLoader worker process' in str(error)
-            if is_of_dataset or isinstance(error, RuntimeError) and 'DataLoader worker (pid' not in str(error):
+            if is_of_dataset or isinstance(error, RuntimeError) and not LOST.match(str(error)):
                 raise
             stopping.check()                                 # schedulers send SIGTERM to the data workers as well
             raise WorkerLost from error
@@ -121,12 +129,16 @@ class TrainingLoader:
     """
 
     def __init__(self, opt, dataset, sampler):
-        self.opt, self.dataset, self.sampler, self.batches, self.whole = opt, dataset, sampler, [], []
+        self.opt = opt
+        self.dataset = dataset
+        self.sampler = sampler
+        self.whole = []                                      # the epoch's batches
+        self.batches = []                                    # the parts of them that this process loads
         self.n_epochs = 0
         n_workers = workers(opt)
         self.loader = Loader(
             dataset, batch_sampler=self.batches, num_workers=n_workers, persistent_workers=n_workers > 0,
-            pin_memory=opt.device.type == 'cuda', generator=torch.Generator())
+            pin_memory=is_gpu(opt.device), generator=torch.Generator())
 
     def epoch(self, epoch):
         """
@@ -195,5 +207,5 @@ def evaluation_loader(opt, dataset, batches, network=None):
     """
     if dataset.kept and dataset.kept.suffice(dataset, network):
         return Unloaded(dataset, batches)
-    return Loader(dataset, batch_sampler=batches, num_workers=workers(opt), pin_memory=opt.device.type == 'cuda',
+    return Loader(dataset, batch_sampler=batches, num_workers=workers(opt), pin_memory=is_gpu(opt.device),
                   generator=torch.Generator())

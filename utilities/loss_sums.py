@@ -16,7 +16,8 @@ def parts(opt):
 
     Raises UserError where the numbers of losses and miners differ.
     """
-    losses, miners = opt.loss.split('+'), unnoted(opt).batch_mining.split('+')
+    losses = opt.loss.split('+')
+    miners = unnoted(opt).batch_mining.split('+')
     miners = miners * len(losses) if len(miners) == 1 else miners
     if len(miners) != len(losses):
         raise UserError(f'--batch_mining {opt.batch_mining}: give one miner, or one for each loss of --loss {opt.loss} '
@@ -66,6 +67,19 @@ def triplets_from_masks(positives, negatives):
     return triplets.T
 
 
+def from_tuple(mined, batch):
+    """
+    What a miner of pytorch-metric-learning returns, tensors of int64 indices: (anchors, positives, negatives) ->
+    triplets [T, 3]; (anchors, positives, anchors, negatives), for pairs -> masks of positive and negative pairs, bool
+    [B, B].
+    """
+    if len(mined) == 3:
+        return torch.stack(mined, dim=1)
+    masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
+    masks[0][mined[:2]], masks[1][mined[2:]] = True, True
+    return masks[0], masks[1]
+
+
 class Miner:
     """
     A miner as the criteria call it. Its tuples have one of two forms: triplets, an int64 tensor [T, 3], or masks of
@@ -79,24 +93,26 @@ class Miner:
     """
 
     def __init__(self, batchminer, name, takes_masks, use='triplets'):
-        self.batchminer, self.name, self.takes_masks, self.use = batchminer, name, takes_masks, use
+        self.batchminer = batchminer
+        self.name = name
+        self.takes_masks = takes_masks
+        self.use = use
         self.mined = None                                                 # the tuples of the last batch
-        self.tuples = None                                                # those that a wrapper gives, see given()
+        self.tuples = None                                                # those that a wrapper or the caller gives
         is_public = hasattr(batchminer, 'name')                           # a miner of the public code
         self.mine = mine_on_the_cpu(batchminer) if is_public else batchminer
 
     def __call__(self, batch, labels, **options):
         """batch [B, D], labels [B], on one device -> the tuples. options: for miners that take more."""
-        if self.tuples is not None:
-            self.mined = self.tuples
-            return self.mined
-        mined = self.mine(batch, labels, **options)
-        try:
-            self.mined = checked(mined, batch)
-        except (TypeError, ValueError, RuntimeError, IndexError) as error:
-            raise UserError(f'--batch_mining {self.name}: it returned {described(mined)}; expected triplets, an int64 '
-                            'tensor [T, 3] or a list of triples, or masks of positive and negative pairs, two bool '
-                            '[B, B] (docs/extending.md)') from error
+        self.mined = self.tuples
+        if self.mined is None:
+            mined = self.mine(batch, labels, **options)
+            try:
+                self.mined = checked(mined, batch)
+            except (TypeError, ValueError, RuntimeError, IndexError) as error:
+                raise UserError(f'--batch_mining {self.name}: it returned {described(mined)}; expected triplets, an '
+                                'int64 tensor [T, 3] or a list of triples, or masks of positive and negative pairs, '
+                                'two bool [B, B], or three or four tensors of indices (docs/extending.md)') from error
         if not self.takes_masks:
             self.mined = self.last
         return self.mined
@@ -119,7 +135,8 @@ def fitted(loss, batchminer, name):
     """The Miner in the form in which a loss, given as its file, takes tuples. name: --batch_mining."""
     of_pairs = {*(loss.ALLOWED_MINING_OPS or ['any'])} <= {*PAIRS}
     takes_masks = of_pairs or getattr(loss, 'ACCEPTS_MASKS', False)
-    return Miner(batchminer, name, takes_masks, 'own' if of_pairs else 'triplets')
+    use = 'own' if of_pairs else 'triplets'
+    return Miner(batchminer, name, takes_masks, use)
 
 
 def checked(mined, batch):
@@ -129,6 +146,8 @@ def checked(mined, batch):
         if positives.shape != negatives.shape or positives.shape != (len(batch), len(batch)):
             raise ValueError('masks of other shapes')
         return mined
+    if isinstance(mined, tuple) and len(mined) in (3, 4) and all(isinstance(part, torch.Tensor) for part in mined):
+        return from_tuple(tuple(part.to(batch.device).long() for part in mined), batch)
     triplets = torch.as_tensor(mined, device=batch.device)
     if len(triplets) and (triplets.is_floating_point() or triplets.dtype == torch.bool or triplets.shape[1:] != (3,)):
         raise TypeError('no indices of triplets')

@@ -1,5 +1,5 @@
 """
-The processor of this machine, its cores, and what glibc, the C library of Linux, does with freed memory.
+The processor of this machine, its cores, its GPUs, and what glibc, the C library of Linux, does with freed memory.
 
 By default, glibc returns large blocks to the operating system as soon as they are freed. It gets them back page by
 page, with a page fault for each 4 kB. On the CPU, this takes up to half of the time of a step with large batches.
@@ -11,9 +11,14 @@ import re
 import subprocess
 from pathlib import Path
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3                           # the parameters' numbers in glibc's malloc.h
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3                           # the parameters' numbers in glibc's malloc.h
 KEPT = 2 ** 31 - 1                                                # bytes of freed memory that a process keeps at most
 MAPPED_FROM = 2 ** 30                                             # bytes; larger blocks are returned when freed
+
+# what --device takes, and what it means
+DEVICES = {'auto': 'an NVIDIA GPU if available, else an Apple GPU, else the CPU', 'cpu': 'the CPU',
+           'cuda': 'an NVIDIA GPU', 'mps': 'an Apple GPU'}
 
 
 def n_cores():
@@ -31,6 +36,16 @@ def processor():
     except (OSError, ValueError, subprocess.SubprocessError):
         found = None
     return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def accelerator():
+    """
+    The type of the GPUs that --device cuda means: 'cuda', or that of the accelerator for which this torch was built or
+    extended. None where there is none; an Apple GPU, which --device mps means, is none.
+    """
+    import torch  # imported here, since reading run folders does not need it
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return None if found is None or found.type == 'mps' else found.type
 
 
 def keep_freed():

@@ -36,11 +36,14 @@ def declared(module, start):
     Raises ValueError for a flag without a default.
     """
     own = getattr(module, 'FLAGS', {})
-    arguments, flags = documented_arguments(module) if own else {}, {}
+    arguments = documented_arguments(module) if own else {}
+    flags = {}
     for name, values in own.items():
         default, text = arguments.get(values.get('argument', name), (inspect.Parameter.empty, ''))
-        text = 'without effect; kept for compatibility with the public code' if values.get('obsolete') else text
-        flags[f'{start}{name}'] = values = {'default': default, 'help': text} | values
+        if values.get('obsolete'):
+            text = 'without effect; kept for compatibility with the public code'
+        values = {'default': default, 'help': text} | values
+        flags[f'{start}{name}'] = values
         if values['default'] is inspect.Parameter.empty:
             raise ValueError(f'{module.__name__}: FLAGS[{name!r}]: no public function of the file has an argument '
                              f'{values.get("argument", name)} with a default; give a default and a help')
@@ -54,8 +57,8 @@ def documented_arguments(module):
     found = {}
     for function in public_functions(module):
         for name, (default, text) in defaults_and_texts(function).items():
-            first, known = found.get(name, (default, ''))
-            found[name] = first, known or text
+            first_default, first_text = found.get(name, (default, ''))
+            found[name] = first_default, first_text or text
     return found
 
 
@@ -63,8 +66,9 @@ def documented_arguments(module):
 def defaults_and_texts(function):
     """Returns {argument: (default, text)} of the arguments with a default."""
     texts = argument_texts(inspect.getdoc(function) or '')
-    return {name: (argument.default, texts.get(name, '')) for name, argument in
-            inspect.signature(function).parameters.items() if argument.default is not argument.empty}
+    parameters = inspect.signature(function).parameters
+    return {name: (parameter.default, texts.get(name, '')) for name, parameter in parameters.items()
+            if parameter.default is not parameter.empty}
 
 
 def public_functions(module):
@@ -81,10 +85,12 @@ def public_functions(module):
 
 def argument_texts(docstring):
     """{argument: its text} of the section `Args:` of a docstring; `first, second: text` is the text of both."""
-    texts, names = {}, []
+    texts = {}
+    names = []
     section = docstring.partition('Args:\n')[2].splitlines()
     for line in itertools.takewhile(lambda line: line.startswith('    '), section):
-        if begins := re.match(r'    (\w+(?:, \w+)*): +(.*)', line):
+        begins = re.match(r'    (\w+(?:, \w+)*): +(.*)', line)
+        if begins:
             names = begins[1].split(', ')
             texts |= dict.fromkeys(names, begins[2])
         else:
@@ -120,10 +126,13 @@ def expected(values, given):
 
 def expected_number(values, kind, given):
     """As expected(), for a number. kind: int or float."""
-    above, low = (values.get(name, -math.inf) for name in ('above', 'at_least'))
-    is_number = isinstance(given, numbers.Integral if kind is int else numbers.Real) and not isinstance(given, bool)
-    if is_number and math.isfinite(given) and given > above and low <= given <= values.get('at_most', math.inf):
+    above = values.get('above', -math.inf)
+    low = values.get('at_least', -math.inf)
+    high = values.get('at_most', math.inf)
+    what, allowed = ('a whole number', numbers.Integral) if kind is int else ('a number', numbers.Real)
+    is_number = isinstance(given, allowed) and not isinstance(given, bool)
+    if is_number and math.isfinite(given) and given > above and low <= given <= high:
         return None
-    limits = [f'{words} {values[name]}' for name, words in (('above', 'above'), ('at_least', 'of at least'),
-                                                            ('at_most', 'at most')) if name in values]
-    return ' '.join(['a whole number' if kind is int else 'a number', ' and '.join(limits)]).strip()
+    words = {'above': 'above', 'at_least': 'of at least', 'at_most': 'at most'}
+    limits = ' and '.join(f'{words[name]} {values[name]}' for name in words if name in values)
+    return f'{what} {limits}' if limits else what

@@ -24,14 +24,16 @@ def exact(gallery, queries, k, device='cpu'):
     faiss = faiss_or_none()
     if faiss and torch.device(device).type == 'cpu' and isinstance(gallery, np.ndarray):
         return faiss.knn(queries, gallery, k)[1]
-    queries, found = torch.from_numpy(queries).to(device), None
+    queries = torch.from_numpy(queries).to(device)
+    found = None                                             # scores and rows of the nearest up to now
     for start in range(0, len(gallery), ROWS):
         part = torch.as_tensor(gallery[start:start + ROWS]).to(device)
         scores = queries @ part.T - (part * part).sum(dim=1) / 2
         scores, rows = scores.topk(min(k, len(part)), dim=1)
         rows = rows + start
         if found is not None:
-            scores, rows = torch.cat([found[0], scores], dim=1), torch.cat([found[1], rows], dim=1)
+            scores = torch.cat([found[0], scores], dim=1)
+            rows = torch.cat([found[1], rows], dim=1)
             scores, best = scores.topk(min(k, scores.shape[1]), dim=1)
             rows = rows.gather(1, best)
         found = scores, rows
@@ -43,7 +45,8 @@ def nearest(gallery, queries, k, points=None, device='cpu'):
     The k nearest rows of the gallery, or all if there are fewer: measured() among the candidates of exact(). points:
     None, or the gallery as a tensor on the `device` of exact().
     """
-    rows = exact(gallery if points is None else points, queries, min(k + MORE, len(gallery)), device)
+    points = gallery if points is None else points
+    rows = exact(points, queries, min(k + MORE, len(gallery)), device)
     return measured(gallery, queries, rows, k)
 
 

@@ -12,8 +12,11 @@ from utilities.files import atomic
 # the palette of Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/, without its yellow, which is
 # hard to see on white
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
-RIGHT, WRONG, GREY = '#009E73', '#D55E00', '0.45'
-MARKERS, LINES = 'os^DvPX*', ('-', '--', '-.', ':')
+RIGHT = '#009E73'            # colours of frames
+WRONG = '#D55E00'
+GREY = '0.45'
+MARKERS = 'os^DvPX*'
+LINES = ('-', '--', '-.', ':')
 COLUMN = 3.4                 # width of a paper's column, in inches
 STYLE = {'font.size': 7, 'axes.prop_cycle': f'cycler(color={list(COLOURS)})',
          'axes.spines.top': False, 'axes.spines.right': False, 'axes.linewidth': 0.6,
@@ -61,8 +64,11 @@ def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
     not see the colours.
     """
     from matplotlib.patches import Rectangle
-    n_columns, has_texts = max(len(tiles) for _, tiles in rows), any(tile[2] for _, tiles in rows for tile in tiles)
-    width, height = (n_columns - 1) * (1 + gap) + 1 + (2 + len(breaks)) * gap, 1 + (3.4 if has_texts else 2.2) * gap
+    n_columns = max(len(tiles) for _, tiles in rows)
+    has_texts = any(text for _, tiles in rows for _, _, text in tiles)
+    width = (n_columns - 1) * (1 + gap) + 1 + (2 + len(breaks)) * gap
+    n_gaps = 3.4 if has_texts else 2.2
+    height = 1 + n_gaps * gap                                # of a row
     scale = 2 * COLUMN / width
     figure = new_figure(2 * COLUMN, scale * (len(rows) * height + gap / 2))
     figure.set_layout_engine('none')
@@ -86,8 +92,9 @@ def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
 
 def legend_above(axes, n_columns=2):
     """A legend above the axes, where it covers no curve."""
+    labels = axes.get_legend_handles_labels()[1]
     axes.legend(loc='lower left', bbox_to_anchor=(0, 1), borderaxespad=0.2, borderpad=0, columnspacing=1,
-                ncols=n_columns if len(axes.get_legend_handles_labels()[1]) > 1 else 1)
+                ncols=n_columns if len(labels) > 1 else 1)
 
 
 def plain(text):
@@ -132,7 +139,8 @@ def reduce(file):
 def write(figure, file):
     """Writes a figure as PNG without transparency, or as PDF or SVG, by the suffix of `file`."""
     if file.suffix != '.png':
-        figure.savefig(file, metadata={'Date': None} if file.suffix == '.svg' else {'CreationDate': None})
+        date = 'Date' if file.suffix == '.svg' else 'CreationDate'
+        figure.savefig(file, metadata={date: None})          # equal figures are equal files
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     canvas = FigureCanvasAgg(figure)

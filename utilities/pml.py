@@ -9,10 +9,13 @@ import re
 import torch
 
 from utilities.errors import RunFailed, UserError
+from utilities.loss_sums import from_tuple
 from utilities.namespace import unnoted
 
 PREFIX = 'pml:'
-PACKAGE, OLDEST, FIRST_UNFIT = 'pytorch-metric-learning', (2, 8), (3, 0)         # versions that work: 2.8 to below 3
+PACKAGE = 'pytorch-metric-learning'
+OLDEST = (2, 8)                                                 # the versions that work: 2.8 to below 3
+FIRST_UNFIT = (3, 0)
 NAMES = {'--loss': '--loss_pml_args', '--batch_mining': '--miner_pml_args'}
 HELPERS = ('distances', 'reducers', 'regularizers', 'losses')   # arguments may contain these: {LpDistance: {power: 2}}
 # classes with a state from batch to batch that no checkpoint would hold, so that a run could not be resumed exactly
@@ -25,8 +28,8 @@ def arguments(opt, kind, index, library='pml'):
     The mapping of --<kind>_<library>_args, where kind is `loss` or `miner`, for the part `index` of a sum of losses.
     """
     flags = unnoted(opt)
-    names = (flags.loss if kind == 'loss' else flags.batch_mining).split('+')
-    wanted = [i for i, name in enumerate(names) if name.startswith(f'{library}:')]
+    names = flags.loss if kind == 'loss' else flags.batch_mining
+    wanted = [i for i, name in enumerate(names.split('+')) if name.startswith(f'{library}:')]
     given = getattr(opt if wanted else flags, f'{kind}_{library}_args')
     if given and len(given) not in (1, len(wanted)):
         raise UserError(f'--{kind}_{library}_args: expected one mapping for each {library}:NAME ({len(wanted)}), not '
@@ -158,7 +161,8 @@ class BatchMiner:
     """
 
     def __init__(self, opt, given):
-        self.has_log, self.log = opt.tuple_statistics, {}
+        self.has_log = opt.tuple_statistics
+        self.log = {}
         with collected(self.has_log):
             self.miner = build('miners', opt.batch_mining.removeprefix(PREFIX), given, '--batch_mining')
 
@@ -166,11 +170,7 @@ class BatchMiner:
     def __call__(self, batch, labels):
         mined = called(self.miner, batch, labels, flag='--batch_mining')
         self.log = library_statistics(self.miner) if self.has_log else {}
-        if len(mined) == 3:
-            return torch.stack(mined, dim=1)
-        masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
-        masks[0][mined[:2]], masks[1][mined[2:]] = True, True
-        return masks[0], masks[1]
+        return from_tuple(mined, batch)
 
 
 @contextlib.contextmanager
@@ -180,7 +180,8 @@ def collected(is_wanted):
         yield
         return
     from pytorch_metric_learning.utils import common_functions
-    before, common_functions.COLLECT_STATS = common_functions.COLLECT_STATS, True
+    before = common_functions.COLLECT_STATS
+    common_functions.COLLECT_STATS = True
     try:
         yield
     finally:

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from utilities import stopping
-from utilities.errors import Ended, RunFailed, UserError
-from utilities.machine import n_cores
+from utilities.errors import Ended, RunFailed, UserError, explained
+from utilities.machine import accelerator, n_cores
 
 TIMEOUT = timedelta(minutes=30)          # limit of a collective operation in a step
 CONNECTING = timedelta(minutes=10)       # limit from the first process that connects to the last one
@@ -110,12 +110,13 @@ def together():
     threading.Thread(target=end_with, args=[stopping.parent or os.getppid()], daemon=True).start()
     connect()
     try:
-        with silent_unless_main(), ending_together():
+        with silent_unless_main(), ending_together(), explained():
             yield
             dist.barrier(group=patient)                      # until process 0 has written everything
     except Exception as error:
         if store.compare_set('first to fail', '', str(rank())) != str(rank()).encode():
-            raise Ended(2 if isinstance(error, UserError) else 1) from None
+            code = 2 if isinstance(error, UserError) else 1
+            raise Ended(code) from None
         if isinstance(error, (UserError, RunFailed)):
             raise
         traceback.print_exc()
@@ -131,8 +132,7 @@ def connect():
     try:
         base, number, n = next(dist.rendezvous('env://', timeout=CONNECTING))      # may keep old entries
         store = dist.PrefixStore(os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), base)
-        dist.init_process_group('cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo', timeout=TIMEOUT,
-                                store=store, rank=number, world_size=n)
+        dist.init_process_group(backends(), timeout=TIMEOUT, store=store, rank=number, world_size=n)
         patient = dist.new_group(backend='gloo', timeout=PATIENCE)
     except (KeyError, ValueError) as error:
         raise UserError(f'WORLD_SIZE is {os.environ["WORLD_SIZE"]}, but the other variables of torchrun are not set '
@@ -140,6 +140,12 @@ def connect():
     except (RuntimeError, OSError) as error:
         raise RunFailed(f'The processes of the run cannot be connected: {str(error).splitlines()[0]}') from None
     stopping.install()
+
+
+def backends():
+    """What sends the tensors of each type of device: gloo those of the CPU; NCCL those of an NVIDIA GPU."""
+    gpu = accelerator()
+    return f'cpu:gloo,{gpu}:{dist.get_default_backend_for_device(gpu)}' if gpu else 'gloo'
 
 
 @contextlib.contextmanager
@@ -200,16 +206,19 @@ def start(n, command, environment):
     logging.disable()                                        # the processes themselves say why they end
     os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] = ''        # none: stopping.py handles them
     base = local_store()
-    defaults = dict.fromkeys(('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME'), 'lo0' if sys.platform == 'darwin' else 'lo')
+    loopback = 'lo0' if sys.platform == 'darwin' else 'lo'
+    defaults = {'GLOO_SOCKET_IFNAME': loopback, 'NCCL_SOCKET_IFNAME': loopback}
     common = defaults | {'OMP_NUM_THREADS': str(max(1, n_cores() // n))} | os.environ | environment | {
         'MASTER_ADDR': HERE, 'MASTER_PORT': str(base.port), 'TORCHELASTIC_USE_AGENT_STORE': str(True),
         'WORLD_SIZE': str(n), 'LOCAL_WORLD_SIZE': str(n)}
     variables = {number: common | {'RANK': str(number), 'LOCAL_RANK': str(number)} for number in range(n)}
     running = elastic.start_processes('run', command[0], dict.fromkeys(variables, tuple(command[1:])), variables,
                                       logs_specs=elastic.DefaultLogsSpecs(os.devnull))
+    result = None
     try:
-        while (result := running.wait(timeout=1, period=stopping.POLL)) is None:
+        while result is None:
             stopping.check()
+            result = running.wait(timeout=1, period=stopping.POLL)
     finally:
         running.close(timeout=2 * GRACE)
     codes = {failure.exitcode for failure in result.failures.values()} or {0}

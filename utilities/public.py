@@ -41,7 +41,8 @@ def forward_parameters(criterion):
 
 def criterion(loss, opt, miner=None):
     """The Criterion of a file of the public kind; its miner, a loss_sums.Miner, gives it lists."""
-    built = loss.Criterion(with_public_margin(opt), *([] if miner is None else [MinerOfLists(miner)]))
+    opt = with_public_margin(opt)
+    built = loss.Criterion(opt) if miner is None else loss.Criterion(opt, MinerOfLists(miner))
     names = forward_parameters(built)
     if 'avg_batch_features' in names:
         takes_both = 'batch_features' in names
@@ -74,7 +75,8 @@ class MinerOfLists:
     """A loss_sums.Miner as criteria of the public code call it: it returns a list of triples, or lists_from_masks."""
 
     def __init__(self, miner):
-        self.miner, self.name = miner, miner.name
+        self.miner = miner
+        self.name = miner.name
 
     def __call__(self, batch, labels, return_distances=False, **options):
         """
@@ -108,7 +110,8 @@ def lists_from_masks(positives, negatives, name):
         # torch takes a short list of arrays for a tuple of indices
         return np.stack(rows) if len({len(row) for row in rows}) == 1 else rows
 
-    positives, negatives = positives.cpu(), negatives.cpu()
+    positives = positives.cpu()
+    negatives = negatives.cpu()
     anchors = positives.any(dim=1).nonzero()[:, 0].tolist()
     if name == 'npair':
         return anchors, positives[anchors].int().argmax(dim=1).tolist(), row_indices(negatives)
@@ -166,9 +169,12 @@ class PublicStorage:
     """
 
     def __init__(self, opt, sampler, image_list):
-        self.sampler, self.name, self.device = sampler, opt.data_sampler, opt.device
+        self.sampler = sampler
+        self.name = opt.data_sampler
+        self.device = opt.device
         self.labels = torch.tensor([label for _, label in image_list])
-        self.refill, self.is_filled = opt.data_idx_full_prec, False
+        self.refill = opt.data_idx_full_prec
+        self.is_filled = False
 
     def fill(self, embed):
         """Before an epoch. embed: () -> [N, D] embeddings of all training images; called only if needed."""
@@ -215,7 +221,8 @@ class PublicSampler(torch.utils.data.Sampler):
     """
 
     def __init__(self, opt, sampler, image_list):
-        self.sampler, self.storage = sampler, PublicStorage(opt, sampler, image_list)
+        self.sampler = sampler
+        self.storage = PublicStorage(opt, sampler, image_list)
 
     def __iter__(self):
         if hasattr(self.sampler, 'precompute_indices'):
@@ -247,8 +254,10 @@ class PooledFeatures(torch.nn.Module):
     def __init__(self, network):
         super().__init__()
         self.network = network
-        layer, identity = network.model.last_linear, torch.nn.Identity()
-        for name in [name for name, part in network.named_modules(remove_duplicate=False) if part is layer]:
+        layer = network.model.last_linear
+        identity = torch.nn.Identity()
+        names = [name for name, part in network.named_modules(remove_duplicate=False) if part is layer]
+        for name in names:
             network.set_submodule(name, identity)
 
     def forward(self, images):
@@ -293,14 +302,15 @@ def network(opt, module):
     except OSError as error:
         raise UserError(f'--arch {opt.arch}: its Network could not load its weights ({error}); train from scratch with '
                         '--not_pretrained, or provide the weights where it looks for them') from None
-    layer, size = getattr(getattr(built, 'model', None), 'last_linear', None), opt.input_size or 224
+    size = opt.input_size or 224
+    layer = getattr(getattr(built, 'model', None), 'last_linear', None)
     if not isinstance(layer, torch.nn.Module):
         raise UserError(f'--arch {opt.arch}: its Network has no embedding layer self.model.last_linear '
                         '(docs/extending.md)')
     images = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     try:
         embeddings = extract_embeddings(built(images))
-        features, maps = PooledFeatures(built), None
+        features = PooledFeatures(built)
         taken = features(images)
         maps = features.maps(images)
     except RuntimeError as error:
@@ -313,9 +323,9 @@ def network(opt, module):
                         f'of self.model.last_linear, normalised or not, with --embed_dim {opt.embed_dim} dimensions; '
                         'move the operations after this layer into it (docs/extending.md)')
     is_average = maps is not None and maps.dim() == 4 and are_close(maps.mean(dim=(2, 3)), taken.flatten(1))
-    return {'network': features, 'size': size, 'download': features.state_dict, 'f_embed': layer,
-            'normalize': normalize, 'maps': PooledFeatures.maps if is_average else None,
-            **(OF_BNINCEPTION if 'bninception' in opt.arch else {})}
+    values = {'network': features, 'size': size, 'download': features.state_dict, 'f_embed': layer,
+              'normalize': normalize, 'maps': PooledFeatures.maps if is_average else None}
+    return values | OF_BNINCEPTION if 'bninception' in opt.arch else values
 
 
 def are_close(one, other):

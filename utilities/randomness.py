@@ -27,10 +27,10 @@ def seed_everything(seed):
 def seeded(seed, device):
     """Seeds torch's generators of the CPU and of `device` for the block, and restores their states afterwards."""
     generators = [torch.default_generator]
-    if device.type == 'cuda':
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    elif device.type == 'mps':
+    if device.type == 'mps':
         generators.append(torch.mps._get_default_mps_generator())
+    elif device.type != 'cpu':
+        generators.append(torch.get_device_module(device).default_generators[device.index or 0])
     states = [generator.get_state() for generator in generators]
     try:
         for generator in generators:
@@ -43,11 +43,19 @@ def seeded(seed, device):
 
 @contextmanager
 def preserved():
-    """Restores the states of the global generators of Python, numpy and torch after the block."""
+    """
+    Restores the states of the global generators of Python, numpy and torch after the block, on the CPU and, if this
+    process has begun to use GPUs, on the current one, which is the current one again.
+    """
     states = random.getstate(), np.random.get_state()
+    gpus = torch.get_device_module()                         # that of the CPU if this torch knows no GPU
+    is_used = gpus is not torch.cpu and getattr(gpus, 'is_initialized', gpus.is_available)()        # MPS lacks it
+    current = [torch.accelerator.current_device_index()] if is_used else []
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=current):
             yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
+        for index in current:
+            torch.accelerator.set_device_index(index)

@@ -22,7 +22,8 @@ def install(at_once=False):
     """
     global owner, parent, immediate
     if owner != os.getpid():
-        owner, parent = os.getpid(), os.getppid()
+        owner = os.getpid()
+        parent = os.getppid()
     immediate = at_once
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)         # launchers and schedulers send it, sometimes more than once
@@ -63,6 +64,8 @@ def sleep(seconds):
     """Waits. Raises KeyboardInterrupt within POLL seconds after a stop was requested."""
     end = time.monotonic() + seconds
     check()
-    while (left := end - time.monotonic()) > 0:
+    left = seconds
+    while left > 0:
         time.sleep(min(POLL, left))
         check()
+        left = end - time.monotonic()

@@ -58,7 +58,9 @@ def torch_loss(batch, labels, weights, biases, loss, target='labels', link=None)
         elif target != 'labels':
             labels = F.one_hot(labels, len(weights)).to(batch.dtype)
             labels = 2 * labels - 1 if target == 'signs' else labels
-        return loss(link(logits) if link else logits, labels)
+        if link:
+            logits = link(logits)
+        return loss(logits, labels)
 
 
 def torch_pair_loss(batch, labels, loss, target='pairs'):
@@ -97,7 +99,8 @@ class Criterion(torch.nn.Module):
     def __init__(self, opt, given):
         super().__init__()
         name = opt.loss.removeprefix(PREFIX)
-        self.target, self.lr = find(name), opt.lr if opt.loss_torch_lr < 0 else opt.loss_torch_lr
+        self.target = find(name)
+        self.lr = opt.lr if opt.loss_torch_lr < 0 else opt.loss_torch_lr
         self.link = LINKS.get(name)
         if 'pairs' not in self.target:
             limit = opt.embed_dim ** -0.5                               # as in torch.nn.Linear

@@ -16,7 +16,10 @@ class Trace:
     COPY_EVERY = 50                          # steps
 
     def __init__(self, epoch, skipped_in_a_row=0):
-        self.epoch, self.pending, self.values, self.skipped_in_a_row = epoch, [], {}, skipped_in_a_row
+        self.epoch = epoch
+        self.pending = []                                    # the scalars of steps, not copied yet
+        self.values = {}                                     # {name: the values of all steps before them}
+        self.skipped_in_a_row = skipped_in_a_row
 
     def add(self, **scalars):
         """

@@ -56,7 +56,8 @@ def digests(value, seen=()):
     elif isinstance(value, numbers.Number):
         yield repr(value)
     elif isinstance(value, dict | list | tuple) and id(value) not in seen:
-        for part in value.values() if isinstance(value, dict) else value:
+        values = value.values() if isinstance(value, dict) else value
+        for part in values:
             yield from digests(part, (*seen, id(value)))
 
 

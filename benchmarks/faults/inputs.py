@@ -45,19 +45,30 @@ def survives_input(lab, arguments):
 
 def mutated_yaml(lab, n):
     """A --config file with mutated text."""
-    words = [str(word) for word in lab.arguments('plain', 'mutated') if word != lab.folder / 'runs']
-    lines = re.findall(r'--(\w+)((?: (?!--)[^ ]+)*)', ' '.join(words).replace('--save_path ', ''))
-    settings = {name: values.split() for name, values in lines} | {'n_epochs': ['0']}
-    text = ''.join(f'{name}: {"true" if not values else values[0] if len(values) == 1 else values}\n'
-                   for name, values in settings.items())
+    settings = settings_in(lab.arguments('plain', 'mutated')) | {'n_epochs': '0'}
+    del settings['save_path']                                # survives_input() gives another
+    text = ''.join(f'{name}: {value}\n' for name, value in settings.items())
     file = lab.folder / 'mutated.yaml'
     for _ in range(n):
         write(file, mutated(text, lab.random))
         problem = survives_input(lab, ['--config', file])
         if problem:
-            shutil.copy(file, kept := lab.folder / f'failed_{lab.group()}.yaml')
+            kept = lab.folder / f'failed_{lab.group()}.yaml'
+            shutil.copy(file, kept)
             problem += f' ({kept})'
         yield problem
+
+
+def settings_in(arguments):
+    """The arguments of a command line -> {flag: its value, or a list of several, as YAML}."""
+    values = {}
+    for argument in map(str, arguments):
+        if argument.startswith('--'):
+            flag = argument.removeprefix('--')
+            values[flag] = []
+        else:
+            values[flag].append(argument)
+    return {flag: several if len(several) > 1 else ''.join(several) or 'true' for flag, several in values.items()}
 
 
 def mutated_csv(lab, n):
@@ -72,7 +83,8 @@ def mutated_csv(lab, n):
 
 def changed_data(lab, n):
     """The --csv file of a run that has begun changes so that classes and their sizes stay: a resume refuses it."""
-    file, group = lab.folder / 'list.csv', lab.group()
+    file = lab.folder / 'list.csv'
+    group = lab.group()
     images = sorted((lab.folder / 'data').rglob('*.png'))
     rows = [[str(image), image.parent.name, '0', '0', '8', '8'] for image in images]
     head = ['path', 'label', 'x1', 'y1', 'x2', 'y2']
@@ -84,7 +96,8 @@ def changed_data(lab, n):
     folder = lab.done([*lab.arguments('plain', group), '--n_epochs', 1, '--label_noise', .2, '--csv', file],
                       lab.place(group))
     for i in range(n):
-        changed, columns = [list(row) for row in rows], list(head)
+        changed = [list(row) for row in rows]
+        columns = list(head)
         one, other = lab.random.sample(range(len(rows)), 2)
         if i % 4 == 0:                                     # a box
             changed[one][lab.random.choice([4, 5])] = str(lab.random.randrange(1, 8))
@@ -105,16 +118,23 @@ def wrong_splits(lab, n):
     A --splits file with a key that is unknown or there twice, or a class that is listed twice or not in the data:
     refused in a sentence. Class names that are numbers: the classes with these names are trained and tested.
     """
-    images, file, splits = lab.folder / 'numbers.csv', lab.folder / 'classes.yaml', lab.folder / 'data' / 'images'
-    names = [str(number) for number in range(len([*splits.iterdir()]))]
+    images = lab.folder / 'numbers.csv'
+    file = lab.folder / 'classes.yaml'
+    classes = lab.folder / 'data' / 'images'
+    names = [str(number) for number in range(len([*classes.iterdir()]))]
     write(images, 'path,label\n' + ''.join(f'{image},{int(image.parent.name[-2:])}\n'
-                                           for image in sorted(splits.rglob('*.png'))))
+                                           for image in sorted(classes.rglob('*.png'))))
     for number in range(n):
         lab.random.shuffle(names)
-        train, test, group = names[:6], names[6:], lab.group()
+        group = lab.group()
+        train = names[:6]
+        test = names[6:-1]
         wrong = number % 5
-        key = ['val', 'Val', 'train', 'val', 'val'][wrong]
-        more = [[test.pop()], test[:1], test[:1], train[:1], ['12']][wrong]
+        key, more = [('val', names[-1:]),                  # the right one
+                     ('Val', test[:1]),                    # an unknown key
+                     ('train', test[:1]),                  # a key that is there twice
+                     ('val', train[:1]),                   # a class that is listed twice
+                     ('val', ['12'])][wrong]               # a class that is not in the data
         lists = [('train', train), ('test', test), (key, more)]
         write(file, ''.join(f'{key}: [{", ".join(listed)}]\n' for key, listed in lists))
         problem = outcome(start([*lab.arguments('plain', group), '--n_epochs', 0, '--csv', images, '--splits', file]),

@@ -111,7 +111,10 @@ def unreadable(folder):
 
 
 def concurrent(lab, n):
-    """Two processes resume one run, and two start runs of one name: neither disturbs the other."""
+    """
+    Two processes resume one run, and two start runs of one name: neither disturbs the other. Of two that start one run
+    with --auto_resume, one trains it.
+    """
     whole = lab.undisturbed('plain')
     for _ in range(n):
         folder = lab.copied(lab.half)
@@ -126,6 +129,13 @@ def concurrent(lab, n):
         places = [lab.place(group), lab.place(group).with_name(f'{group}_s1_1')]
         yield next(filter(None, problems), None) or next(
             filter(None, (difference(whole, place) for place in places)), None)
+        group = lab.group()
+        children = [start([*lab.arguments('plain', group), '--auto_resume']) for _ in range(2)]
+        problems = [outcome(child, {0, 2}) for child in children]
+        n_trained = sum('epoch   1  loss' in child.text for child in children)
+        if n_trained != 1 or lab.place(group).with_name(f'{group}_s1_1').exists():
+            problems.append(f'{n_trained} have trained it: {[child.text[-300:] for child in children]}')
+        yield next(filter(None, problems), None) or difference(whole, lab.place(group))
 
 
 def lost_worker(lab, n):

@@ -106,12 +106,16 @@ class Counting:
     """
 
     def __init__(self, search, depth):
-        self.search, self.lock, self.stopped = search, threading.Lock(), threading.Event()
+        self.search = search
+        self.lock = threading.Lock()
+        self.stopped = threading.Event()
         self.depth = np.broadcast_to(depth, len(search.n_positives))
         number = np.argsort(np.argsort(-search.sizes, kind='stable'))
-        self.query_labels, gallery_labels = number[search.query_labels], number[search.gallery_labels]
+        self.query_labels = number[search.query_labels]
+        gallery_labels = number[search.gallery_labels]
         self.indices = np.argsort(gallery_labels, kind='stable')
-        self.labels, self.columns = gallery_labels[self.indices], np.argsort(self.indices)
+        self.labels = gallery_labels[self.indices]
+        self.columns = np.argsort(self.indices)
         # two more coordinates make the product of (q, 1, -½‖q‖²) and (g, -½‖g‖², 1) the score
         self.half_norms = search.query_half_norms.numpy()
         self.gallery = np.ones((len(self.indices), search.gallery.shape[1] + 2), self.half_norms.dtype)
@@ -133,7 +137,8 @@ class Counting:
 
     def look_up(self, queries):
         """The Strip of the `queries` [q]: computes the scores of their positives, and the floor."""
-        points, depth = self.points(queries), self.depth[queries]
+        points = self.points(queries)
+        depth = self.depth[queries]
         indices, exists = self.search.positives(queries)
         scores = np.stack([np.einsum('qd,qd->q', points, self.gallery[columns]) for columns in self.columns[indices.T]],
                           axis=1)
@@ -142,7 +147,7 @@ class Counting:
         margins = self.search.margins(queries, torch.from_numpy(scores)).numpy()
         lowest = scores - margins
         floor = np.maximum(lowest.min(axis=1),
-                           estimate(product(points, self.sample), len(self.gallery), depth.max()))
+                           score_at_rank(product(points, self.sample), len(self.gallery), depth.max()))
         # the floor is not within the margin of a positive that reaches it
         floor = np.minimum(floor, lowest.min(axis=1, where=scores >= floor[:, None], initial=np.inf))[:, None]
         unclear = ((margins > 0) & (lowest < floor) & (scores + 2 * margins >= floor)).any(axis=1)
@@ -153,11 +158,13 @@ class Counting:
         """Counts for a strip, tile by tile; in a symmetric matrix, only the tiles that no earlier strip has counted."""
         strip = self.strips[number]
         points = self.points(strip.queries)
-        for left in range(number * TILE if self.search.symmetric else 0, len(self.gallery), TILE):
+        first = number * TILE if self.search.symmetric else 0
+        for left in range(first, len(self.gallery), TILE):
             stopping.check()
             if self.stopped.is_set():                      # a strip takes seconds with a million images
                 break
-            scores, labels = product(points, self.gallery[left:left + TILE]), self.labels[left:left + TILE]
+            scores = product(points, self.gallery[left:left + TILE])
+            labels = self.labels[left:left + TILE]
             if strip.labels.min() <= labels[-1] and labels[0] <= strip.labels.max():
                 scores[strip.labels[:, None] == labels] = -np.inf              # ranks() counts the positives
             self.add(strip, scores, self.indices[left:left + TILE])
@@ -181,7 +188,7 @@ def farthest_first(scores, indices):
     return np.take_along_axis(scores, order, axis=1), np.take_along_axis(indices, order, axis=1)
 
 
-def estimate(scores, n_gallery, depth):
+def score_at_rank(scores, n_gallery, depth):
     """
     [q] low estimates of each query's score at rank `depth`, from its scores [q, s] with a sample of the gallery: the
     `depth` nearest images of nearly all queries reach them; −inf if the sample is too small. The number of the nearest

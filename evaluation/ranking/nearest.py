@@ -18,7 +18,8 @@ def first(search, rows, scores, k, images=None):
     Returns their indices in the gallery [q, k], −1 where there are fewer, and their distances() [q, k] float64, inf
     there. Equal distances are ordered by index, and float64 decides between all scores that float32 cannot order.
     """
-    found, distance = np.full((len(rows), k), -1), np.full((len(rows), k), np.inf)
+    found = np.full((len(rows), k), -1)
+    distance = np.full((len(rows), k), np.inf)
     n = min(k, scores.shape[1])
     if not n or not len(rows):
         return found, distance
@@ -35,7 +36,8 @@ def first(search, rows, scores, k, images=None):
     row, column, far = row[order], column[order], far[order]
     place = np.arange(len(row)) - np.searchsorted(row, row)
     some = place < k
-    found[row[some], place[some]], distance[row[some], place[some]] = column[some], far[some]
+    found[row[some], place[some]] = column[some]
+    distance[row[some], place[some]] = far[some]
     return found, distance
 
 
@@ -44,7 +46,8 @@ def split_by_class(search, rows):
     The scores of the queries `rows` with images of their own class and with images of other classes, as first() takes
     them: [q, R] with these images [q, R], and [q, G]. What does not belong is −inf.
     """
-    scores, (own, exists) = search.scores(rows), search.positives(rows)
+    scores = search.scores(rows)
+    own, exists = search.positives(rows)
     places, exists = (torch.as_tensor(array, device=scores.device) for array in (own, exists))
     row, slot = exists.nonzero(as_tuple=True)
     of_own = scores.gather(1, places).masked_fill_(~exists, -torch.inf)
@@ -66,11 +69,14 @@ def at_place(scores, k):
     """[q] the k-th highest score of each row of [q, n]; on the CPU, it may be a lower one."""
     if scores.device.type != 'cpu':
         return scores.topk(k, dim=1).values[:, -1]
-    scores, n = scores.numpy(), scores.shape[1]
+    scores = scores.numpy()
+    n = scores.shape[1]
     # k groups of BLOCK images have one that reaches the bound, so that at least k images reach it
     best = scores[:, :n - n % BLOCK].reshape(len(scores), BLOCK, -1).max(axis=1, initial=-np.inf)
     bound = np.partition(best, -k, axis=1)[:, -k] if k <= best.shape[1] else np.full(len(scores), -np.inf)
-    return torch.from_numpy(bound if np.isfinite(bound).all() else np.partition(scores, -k, axis=1)[:, -k])
+    if not np.isfinite(bound).all():
+        bound = np.partition(scores, -k, axis=1)[:, -k]
+    return torch.from_numpy(bound)
 
 
 def distances(search, rows, images):

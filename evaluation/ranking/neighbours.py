@@ -29,7 +29,7 @@ class Search:
     in_gallery: None: all images, or with is_query all images that are no queries; else [N] bool. A query that is in the
                 gallery too is left out of its own ranking.
     ranking:    None, or ([N, K], [N, K]): the images as queries and as gallery, in place of their embeddings; the score
-                is then their inner product.
+                is then their inner product in float64, which leaves nothing to decide.
     cameras:    None, or [N]: the camera of each image; the gallery images of a query's class and camera are left out of
                 its ranking. Zheng et al., Scalable Person Re-identification: A Benchmark, ICCV 2015.
 
@@ -60,7 +60,7 @@ class Search:
         self.n_left_out = np.bincount(self.keys[1], minlength=keys.max() + 1)[self.keys[0]]
         self.n_positives = self.sizes[self.query_labels] - self.n_left_out
         self.euclidean = ranking is None
-        as_query, as_gallery = ranking or (embeddings, embeddings)
+        as_query, as_gallery = map(precision.wide, ranking) if ranking else (embeddings, embeddings)
         self.queries, self.gallery = take_rows(as_query, self.query_index), take_rows(as_gallery, self.gallery_index)
 
     @functools.cached_property

@@ -26,20 +26,25 @@ def around_their_mean(*sets):
     sets = [points for points in sets if len(points)]
     if not sets:
         return lambda points, dtype=torch.float32: points.to(dtype)
-    first, total, squares = wide(sets[0][:1])[0], 0, 0
-    for part in (part for points in sets for part in points.split(ROWS)):
-        part = wide(part) - first
-        total, squares = total + part.sum(dim=0), squares + part.square_().sum(dim=0)
     n = sum(map(len, sets))
-    mean, variance = first + total / n, (squares / n - (total / n).square()).clamp_(min=0)
-    grid = variance.sqrt().log2().floor().add_(1).exp2()
+    first = wide(sets[0][:1])[0]
+    total = 0
+    squares = 0
+    for points in sets:
+        for part in points.split(ROWS):
+            part = wide(part) - first
+            total = total + part.sum(dim=0)
+            squares = squares + part.square_().sum(dim=0)
+    mean = first + total / n
+    variance = (squares / n - (total / n).square()).clamp_(min=0)
+    grid = next_power_of_two(variance.sqrt())
     origin = torch.where(grid > 0, (mean / grid).round() * grid, mean)
     spread = float((variance + (mean - origin).square()).sum())
     unit = 2.0 ** round(math.log2(spread) / 2) if spread else 1.0
 
     def moved(points, dtype=torch.float32):
         if dtype == points.dtype and unit == 1 and not origin.any():
-            return points
+            return points                                          # not a copy
         device = wide(points[:0]).device if dtype == torch.float64 else points.device
         result = torch.empty(points.shape, dtype=dtype, device=device)
         for start in range(0, len(points), ROWS):
@@ -47,6 +52,11 @@ def around_their_mean(*sets):
         return result
 
     return moved
+
+
+def next_power_of_two(values):
+    """[D] numbers of at least 0 -> the smallest powers of 2 above them; 0 -> 0."""
+    return values.log2().floor().add_(1).exp2()
 
 
 def on_the_sphere(points):

@@ -16,8 +16,9 @@ from utilities.arrays import chunks
 
 CHUNK = 1 << 24              # scores in memory at a time, where whole rows are needed: 64 MB
 FEW = 4000                   # gallery images below which sorting is faster
-MOST_SHORT, MOST_DEEP = 100, 10    # positives per query above which sorting is faster: if no rank beyond their number
-                                   # matters, as for MAP@R; if others do
+MOST_SHORT = 100             # positives per query above which sorting is faster, if no rank beyond their number
+                             # matters, as for MAP@R
+MOST_DEEP = 10               # the same if other ranks matter
 
 
 def positive_ranks(search, depth=np.inf, backend='auto'):
@@ -48,13 +49,16 @@ def faster_way(search, depth):
 
 def by_torch(search, depth):
     """As by_counting(), but in whole rows of scores, for one positive of each query at a time: for GPUs."""
-    rows, device = np.flatnonzero(search.n_positives), search.queries.device
+    rows = np.flatnonzero(search.n_positives)
+    device = search.queries.device
     columns = torch.arange(len(search.gallery), device=device)
     rows = rows[np.argsort(-search.n_positives[rows], kind='stable')]                  # similar numbers in a chunk
     for part in tqdm(chunks(rows, len(search.gallery), CHUNK), 'rank', leave=False, disable=None):
         scores = search.scores(part)
         places, exists = search.positives(part)
-        ranks, slots, exist = [], torch.as_tensor(places, device=device), torch.as_tensor(exists, device=device)
+        ranks = []
+        slots = torch.as_tensor(places, device=device)
+        exist = torch.as_tensor(exists, device=device)
         mine = scores.gather(1, slots).where(exist, -torch.inf)
         margins = search.margins(part, mine)
         coarse = ((margins > 0) & exist).any(dim=0).tolist()

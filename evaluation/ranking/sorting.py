@@ -12,7 +12,8 @@ CHUNK = 1 << 21              # scores that each thread holds at a time: 8 MB
 
 def by_sorting(search, depth, rows=None):
     """One of ranks.WAYS: by sorting, on the CPU. rows: None, or the only queries to rank."""
-    rows, depth = np.flatnonzero(search.n_positives) if rows is None else rows, np.broadcast_to(depth, len(search.own))
+    rows = np.flatnonzero(search.n_positives) if rows is None else rows
+    depth = np.broadcast_to(depth, len(search.own))
     yield from in_threads(lambda part: sorted_ranks(search, part, depth[part].max()),
                           chunks(rows, len(search.gallery), CHUNK), 'rank')
 
@@ -23,13 +24,16 @@ def sorted_ranks(search, part, depth):
     scores = search.scores(part)
     margins = search.margins(part, scores.gather(1, torch.from_numpy(places))).numpy()
     scores = scores.numpy()
-    mine, ascending = np.take_along_axis(scores, places, axis=1), highest(scores, depth + 1)
-    complete, k = ascending.shape == scores.shape, ascending.shape[1]
+    mine = np.take_along_axis(scores, places, axis=1)
+    ascending = highest(scores, depth + 1)
+    complete = ascending.shape == scores.shape
+    k = ascending.shape[1]
     least = np.full(len(part), -np.inf, scores.dtype) if complete else ascending[:, 0]
     row, slot = np.nonzero(exists & (mine >= least[:, None]))
     score = mine[row, slot]
     below = bisect(ascending, row * k, score) - row * k
-    ranks, clear = np.full(places.shape, np.inf), np.ones(len(part), bool)
+    ranks = np.full(places.shape, np.inf)
+    clear = np.ones(len(part), bool)
     ranks[row, slot] = k - below
     tied = (ascending[row, np.minimum(below + 1, k - 1)] == score) & (below + 1 < k) | (score == least[row])
     for number in np.flatnonzero(tied):

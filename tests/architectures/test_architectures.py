@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import architectures
 from architectures import conv4, pretrainedmodels_models, resnet50, weights
 from architectures.embedding_network import Backbone
-from tests.helpers import with_blocks
+from tests.helpers import compress, with_blocks
 from utilities.errors import UserError
 
 
@@ -153,14 +153,30 @@ def state(opt):
     return conv4.backbone(opt()).network.state_dict()
 
 
-@pytest.mark.parametrize('wrap', [
-    lambda state: state, lambda state: {'state_dict': state},
-    lambda state: {'module.' + name: value for name, value in state.items()},
-    lambda state: {'model': {'backbone.' + name: value for name, value in state.items()} | {'x': torch.ones(1)}}])
-def test_weights_from_a_file(state, wrap, opt, tmp_path):
-    torch.save(wrap(state), tmp_path / 'w.pth')
-    model = architectures.select(opt(arch='conv4', weights=str(tmp_path / 'w.pth')))
+def under(prefix, state):
+    return {prefix + name: value for name, value in state.items()}
+
+
+# as DataParallel, this program, Lightning, MoCo (with two networks) and torch's ImageNet example save them
+@pytest.mark.parametrize('wrap, prefix, left', [
+    (lambda state: state, '', ''), (lambda state: {'state_dict': state}, '', ''),
+    (lambda state: under('module.', state), 'module.', ''),
+    (lambda state: {'model': under('backbone.', state) | {'x': torch.ones(1)}}, 'backbone.', '(1, such as x)'),
+    (lambda state: {'epoch': 3, 'pytorch-lightning_version': '2.5.0', 'hyper_parameters': {'lr': .1}, 'state_dict':
+                    under('model.backbone.', state) | {'model.embedder.weight': torch.ones(2, 2)}},
+     'model.backbone.', 'other names are left out (1, such as model.embedder.weight)'),
+    (lambda state: {'epoch': 200, 'arch': 'conv4', 'optimizer': {}, 'state_dict': under('module.encoder_q.', state)
+                    | under('module.encoder_k.', {name: value + 1 for name, value in state.items()})},
+     'module.encoder_q.', 'such as module.encoder_k.0.0.weight'),
+    (lambda state: under('model.', state | {'last_linear.weight': torch.ones(9, 9)}), 'model.', '')])
+@pytest.mark.parametrize('ending', ['pth', 'pth.tar'])
+def test_weights_from_a_file(state, wrap, prefix, left, ending, opt, tmp_path, capsys):
+    torch.save(wrap(state), file := tmp_path / f'w.{ending}')
+    model = architectures.select(opt(arch='conv4', weights=str(file)))
     assert all(torch.equal(state[name], value) for name, value in model.backbone.state_dict().items())
+    note, sentence = capsys.readouterr().err, f'Note: --weights {file}: the names begin with {prefix}, which is dropped'
+    assert note.startswith(sentence if prefix else note)
+    assert bool(note) == bool(prefix) and left in note and ('left out' in note) == bool(left)
 
 
 def test_weights_from_safetensors(state, opt, tmp_path):
@@ -196,6 +212,10 @@ def test_bad_weights_are_refused_and_never_executed(state, opt, tmp_path, capsys
         load(state | {'0.0.weight': torch.zeros(1)})
     (tmp_path / 'w.pth').write_bytes(b'nonsense')
     with pytest.raises(UserError, match='not a file of weights only'):
+        load()
+    torch.save(state, tmp_path / 'stored.pth')
+    compress(tmp_path / 'stored.pth', tmp_path / 'w.pth')
+    with pytest.raises(UserError, match=r'--weights .*w.pth: a compressed archive, which torch.save does not write'):
         load()
 
 

@@ -1,6 +1,7 @@
 """The parametric miner's distributions, and PADS, which adapts them: state, reward, learning, exact resumption."""
 import copy
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -281,3 +282,12 @@ def test_preserved_generators():
     with preserved():
         draws()
     assert draws() == expected
+
+
+def test_preserved_generators_leave_gpus_alone_that_are_not_in_use(monkeypatch):
+    """torch would begin to use both, and warn that it takes long."""
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: False)
+    monkeypatch.setattr(torch.cuda, 'get_rng_state', pytest.fail)
+    with warnings.catch_warnings(action='error'), preserved():
+        pass

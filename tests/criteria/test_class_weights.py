@@ -102,6 +102,7 @@ def test_a_memory_and_prefixes_go_around_class_weights(opt, tmp_path):
     ('class,weight\na,1\na,2\nb,1\n', 'each class must occur once, with a weight of at least 0'),
     ('class,weight\na,0\nb,0.0\n', 'all weights are 0, and nothing would be trained'),
     ('class,weight\na,1\n', 'it has no weight for 1 of the training classes, such as b'),
+    (f'class,weight\na,1\n{"b" * 131_073},1\n', r'not a CSV file \(field larger than field limit'),
     ('class,weight\na,1\nb,1\nc,1\nd,2\n', '2 of its classes are no training classes, such as c'),
 ])
 def test_a_file_that_does_not_fit_is_refused(text, sentence, opt, tmp_path):

@@ -534,6 +534,32 @@ def test_pixels_are_counted_before_they_are_decoded(opt, patterns, tmp_path, cap
         images[[path.name for path in images.paths].index('bomb.png')]
 
 
+def test_scans_are_counted_before_they_are_decoded(opt, patterns, tmp_path, capsys, many_scans):
+    shutil.copytree(patterns, tmp_path / 'data')
+    place = tmp_path / 'data' / 'images' / 'class_00' / 'scans.jpg'
+    place.write_bytes(many_scans)
+    for read in (decoding.read_upright, lambda path: decoding.read_upright(path, side=16),
+                 lambda path: np.asarray(decoding.open_photo(path))):
+        with pytest.raises(UserError, match='scans.jpg: not a readable image .a JPEG file of more than 100 scans'):
+            read(place)
+    data = select(opt, tmp_path / 'data', 'folder', skip_bad_images=True)
+    assert len(data.train) == 36 and '1 of 73 images cannot be read' in capsys.readouterr().out
+
+
+def test_only_the_scans_of_the_image_are_counted(tmp_path, many_scans):
+    """Not those of a preview in it, nor what follows it; and none is hidden by lengths or bytes that libjpeg skips."""
+    head, body = many_scans[:2], many_scans[2:]
+    few = many_scans[:many_scans.index(b'\xff\xda', 1000)] + b'\xff\xd9'
+    preview = b'\xff\xe5' + (2 + 400).to_bytes(2) + 200 * b'\xff\xda'
+    for content in (few[:2] + preview + few[2:], few + 200 * b'\xff\xda\0\2'):
+        assert content.count(b'\xff\xda') > 200
+        (tmp_path / 'few.jpg').write_bytes(content)
+        decoding.read_upright(tmp_path / 'few.jpg')
+    for content in (head + b'\0\1' + body, head + b'\xff\xff\xff' + body, head + b'\xff\xd0\xff\x01' + body,
+                    head + b'\xff\xe5\0\0' + body):
+        assert decoding.n_scans(content) > decoding.MAX_SCANS
+
+
 def test_a_large_image_below_the_limit_gives_no_warning(monkeypatch, bomb, recwarn):
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 40_000_000)                 # above which Pillow warns
     fresh = runpy.run_path(decoding.__file__)                                  # pytest has reset the filters

@@ -136,6 +136,7 @@ def test_archives_that_cannot_be_unpacked_are_named(tmp_path):
     (tmp_path / 'truncated.tgz').write_bytes(whole[:20_000])
     (tmp_path / 'damaged.tgz').write_bytes(whole[:9000] + bytes(2000) + whole[11_000:])
     (tmp_path / 'none.tgz').write_bytes(b'')
+    (tmp_path / 'text.tgz').write_text('not found')
     file = io.BytesIO()
     with zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED) as archive:
         archive.writestr('a.txt', 'x' * 1000)
@@ -146,9 +147,10 @@ def test_archives_that_cannot_be_unpacked_are_named(tmp_path):
         for place in places:
             changed[place] = value
         (tmp_path / f'{name}.zip').write_bytes(changed)
-    for name in ('truncated.tgz', 'damaged.tgz', 'none.tgz', 'encrypted.zip', 'exotic.zip'):
-        with pytest.raises(UserError, match=f'{name}: not unpacked: .'):
+    for name in ('truncated.tgz', 'damaged.tgz', 'none.tgz', 'text.tgz', 'encrypted.zip', 'exotic.zip'):
+        with pytest.raises(UserError, match=f'{name}: not unpacked: .') as caught:
             download.unpack(tmp_path / name, tmp_path / 'out')
+        assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize('name', ['../evil.txt', '/tmp/evil.txt'])

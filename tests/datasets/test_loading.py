@@ -18,8 +18,9 @@ from torchvision.transforms import v2
 import datasets
 from datasets import base, decoding, pipeline, transforms
 from tests.helpers import ROOT, manual_seed
-from utilities.errors import UserError
+from utilities.errors import UserError, WorkerLost
 from utilities.loading import (
+    Loader,
     TrainingLoader,
     evaluation_batches,
     evaluation_loader,
@@ -317,6 +318,18 @@ def test_without_data_workers_none_was_killed(patterns, opt):
     loader = TrainingLoader(opt(iterations_per_epoch=1, kernels=0), data, [[0]])
     with pytest.raises(FileNotFoundError, match='pixels'):
         next(iter(loader.epoch(1)))
+
+
+@pytest.mark.parametrize('message, is_lost', [
+    ('DataLoader worker (pid(s) 7) exited unexpectedly', True), ('Pin memory thread exited unexpectedly', True),
+    ('Caught RuntimeError in DataLoader worker process 0.\n... Pin memory thread exited unexpectedly', False),
+    ('CUDA error: an illegal memory access was encountered', False)])
+def test_the_errors_that_mean_a_lost_worker(message, is_lost, monkeypatch):
+    def fail(self):
+        raise RuntimeError(message)
+    monkeypatch.setattr(torch.utils.data.DataLoader, '__iter__', fail)
+    with pytest.raises(WorkerLost if is_lost else RuntimeError):
+        next(iter(Loader([1, 2], num_workers=1)))
 
 
 def test_a_worker_prints_nothing_if_the_main_process_breaks_off_a_connection(capfd):

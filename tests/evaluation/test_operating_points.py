@@ -77,7 +77,7 @@ def test_thresholds_of_classes_do_not_depend_on_their_estimates(chunk, estimate,
     monkeypatch.setattr(verification, 'CHUNK', chunk)
     monkeypatch.setattr(verification, 'SAMPLED', 3)
     if estimate == 'too high':
-        monkeypatch.setattr(verification, 'estimate', lambda scores, n, depth: scores.max(axis=1))
+        monkeypatch.setattr(verification, 'score_at_rank', lambda scores, n, depth: scores.max(axis=1))
     pairs = verification.Pairs(embeddings, labels, rates)
     order = np.argsort(labels, kind='stable')
     cosines, ordered = pairs.unit.numpy() @ pairs.unit.numpy().T, labels[order]

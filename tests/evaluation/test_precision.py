@@ -35,13 +35,18 @@ def embeddings(kind, spread, offset, scale, n=240, dim=24, n_classes=30, seed=0)
     return ((points + offset) * scale).astype(np.float32), labels
 
 
-def in_float64(points, labels, is_query=None):
-    """{metric: mean} of RETRIEVAL, from float64 sums of differences, equal distances in the order of the gallery."""
+def in_float64(points, labels, is_query=None, by_product=False):
+    """
+    {metric: mean} of RETRIEVAL, from float64 sums of differences, or of products, equal distances in the order of the
+    gallery.
+    """
     points, values = points.astype(float), {name: [] for name in RETRIEVAL}
     every = np.arange(len(points))
     queries, gallery = (every, every) if is_query is None else (every[is_query], every[~is_query])
     for part in np.array_split(queries, -(-len(queries) // 64)):
         distances = ((points[gallery] - points[part, None]) ** 2).sum(axis=2)
+        if by_product:
+            distances = -(points[gallery] * points[part, None]).sum(axis=2)
         distances[gallery == part[:, None]] = np.inf                  # the query itself comes last, and is left out
         order = gallery[distances.argsort(axis=1, kind='stable')[:, :len(gallery) - (is_query is None)]]
         hits = labels[order] == labels[part, None]
@@ -75,6 +80,17 @@ def test_every_way_of_ranking_gives_the_values_of_float64(geometry, n_queries):
         assert found == pytest.approx(expected, abs=1e-9), backend
         short = evaluation.compute(RETRIEVAL[4:7], torch.from_numpy(points), labels, is_query, backend=backend)
         assert short == pytest.approx({name: expected[name] for name in short}, abs=1e-9), backend
+
+
+@pytest.mark.parametrize('geometry, n_queries', [(('clusters', 1e-4, 0, 1), 0), (('one cluster', 1e-5, 0, 1), 80)])
+def test_scores_of_a_criterion_are_decided_in_float64(geometry, n_queries):
+    points, labels = embeddings(*geometry)
+    is_query = np.arange(len(points)) < n_queries if n_queries else None
+    expected = in_float64(points, labels, is_query, by_product=True)
+    for backend in EXACT:
+        found = evaluation.compute(RETRIEVAL, torch.from_numpy(points), labels, is_query, backend=backend,
+                                   ranking=lambda same: (same, same))
+        assert found == pytest.approx(expected, abs=1e-9), backend
 
 
 @pytest.mark.parametrize('geometry', [('ordinary', 1, 0, 1e-30), ('clusters', 1e-5, 0, 1e-3), ('ordinary', 1, 100, 1)])

@@ -1,4 +1,5 @@
 """The flags of Launch_Runs.py: what is refused in a sentence, and the slots that they amount to."""
+import os
 import shlex
 
 import pytest
@@ -29,6 +30,20 @@ def test_slots():
         return slots.slot_arguments(Launch_Runs.build().parse_args(arguments))
     assert of_flags('--gpus', '0,2', '--per_gpu', '2') == [['--gpu', '0'], ['--gpu', '2']] * 2
     assert of_flags() == [[]]
+
+
+@pytest.mark.parametrize('arguments, n_threads', [
+    (['--workers', '2'], 8), (['--workers', '20'], 1), (['--gpus', '5'], 16), (['--gpus', '0,1,2,3'], 4),
+    (['--gpus', '0,2', '--per_gpu', '2'], 4), (['--gpus', '0,1,2,3', '--gpus_per_run', '2'], 4)])
+def test_the_cores_are_divided_among_the_processes_of_all_slots(arguments, n_threads, monkeypatch):
+    monkeypatch.setattr(slots, 'n_cores', lambda: 16)
+    monkeypatch.setenv('OMP_NUM_THREADS', '3')
+    opt = Launch_Runs.build().parse_args(arguments)
+    slots.slot_arguments(opt)
+    assert os.environ['OMP_NUM_THREADS'] == '3'
+    monkeypatch.delenv('OMP_NUM_THREADS')
+    slots.slot_arguments(opt)
+    assert os.environ['OMP_NUM_THREADS'] == str(n_threads)
 
 
 @pytest.mark.parametrize('arguments', [['--config=x.yaml'], ['--seed', '1', '--group', 'a b']])

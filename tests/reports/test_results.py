@@ -301,6 +301,19 @@ def test_a_file_in_the_place_of_a_folder_and_the_other_way_round(make, evaluate,
     assert (tmp_path / 'file').read_text() == 'mine' and not list((tmp_path / 'folder').iterdir())
 
 
+@pytest.mark.parametrize('name', ['log.csv', 'summary.json'])
+def test_records_that_cannot_be_read_are_a_sentence(name, make, evaluate):
+    file = make('A', 0) / name
+    file.unlink()
+    file.mkdir()
+    code, _, error = evaluate()
+    assert code == 2 and f'{file}: ' in error and 'Is a directory' in error and len(error.splitlines()) == 1
+    file.rmdir()
+    file.write_text(f'epoch\n{"1" * 131_073}\n')
+    code, _, error = evaluate()
+    assert code == 2 and f'{file}: ' in error and len(error.splitlines()) == 1
+
+
 def test_groups_that_cannot_be_averaged(make, evaluate, tmp_path):
     assert 'there is no such folder' in evaluate()[2]
     (tmp_path / 'runs').mkdir()

@@ -46,7 +46,7 @@ def test_the_manual_of_each_action(name, capsys):
 
 def test_flags_of_an_action_and_of_main_are_told_apart():
     rest = ['4', 'pq8', '--eval_level', 'class', 'within', '--rescore=3', '--input_mean', '-1']
-    assert actions.divided(rest, actions.build(), 'codes') == (
+    assert actions.divided(rest, actions.ACTIONS['codes']) == (
         ['4', 'pq8', '--rescore=3'], ['--eval_level', 'class', 'within', '--input_mean', '-1'])
 
 

@@ -47,6 +47,19 @@ def brute_force(embeddings, queries, k):
     return [np.array(part) for part in zip(*found, strict=True)]
 
 
+def test_an_index_is_current_until_it_is_written_or_another_takes_its_place(tmp_path):
+    rows = np.eye(3, 4, dtype=np.float32)
+    index, _ = (index_of(tmp_path / name, rows, [f'/{name}/{row}.png' for row in range(3)]) for name in ('one', 'two'))
+    assert index.is_current()
+    (tmp_path / 'one').rename(tmp_path / 'old')
+    assert not index.is_current()
+    (tmp_path / 'two').rename(tmp_path / 'one')                       # of the same size, network and generation
+    assert not index.is_current() and index.paths == [f'/one/{row}.png' for row in range(3)]
+    index = Index(tmp_path / 'one')
+    store.write(index.folder, index.content | {'recall': 1.0})
+    assert not index.is_current()
+
+
 @pytest.fixture(params=[True, False], ids=['faiss', 'torch'])
 def with_faiss(request, monkeypatch):
     if request.param:

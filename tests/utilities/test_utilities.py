@@ -247,7 +247,8 @@ def test_outside_a_git_checkout_there_is_no_commit(monkeypatch, tmp_path):
 # Devices
 
 def test_devices(opt, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    chosen = []
+    monkeypatch.setattr(device, 'accelerator', lambda: None)
     monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: False)
     flags = opt()
     for wanted in ('auto', 'cpu'):
@@ -263,10 +264,11 @@ def test_devices(opt, monkeypatch, capsys):
     flags.given = ['gpu']
     with pytest.raises(UserError, match='--gpu 0 1: a run uses one GPU'):
         device.select(flags)
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(device, 'accelerator', lambda: 'cuda')
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    monkeypatch.setattr(torch.cuda, 'set_device', chosen.append)
     flags.device, flags.gpu = 'auto', [1]
-    assert device.select(flags) == torch.device('cuda', 1)
+    assert device.select(flags) == torch.device('cuda', 1) and chosen == [1]
     flags.gpu = [2]
     with pytest.raises(UserError, match='--gpu 2: this machine has 2 GPU'):
         device.select(flags)

@@ -1,0 +1,231 @@
+"""
+What trains and evaluates gives on a simulated accelerator what it gives on the CPU; `make test-device` runs this.
+
+The accelerator, torch.sim, computes on the CPU, but refuses what a GPU refuses: tensors of two devices, generators and
+indices of another one, .numpy(). It has two devices, and counts what the host waits for.
+"""
+import re
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import batch_mining
+import criteria
+import datasampler
+import evaluation
+import optimization
+from batch_mining import parametric
+from criteria import hier
+from evaluation import clustering
+from records import checkpoint
+from retrieval import loading
+from tests import shared_batches
+from tests.criteria.test_device import PAIRS, listed
+from tests.helpers import ROOT, folder_of, rows_of
+from tests.shared_batches import TRAINED, train
+from utilities import device
+from utilities.randomness import preserved, seed_everything, seeded
+
+pytestmark = pytest.mark.skipif(not hasattr(torch, 'sim'), reason='needs a simulated accelerator: make test-device')
+
+ADDED = {
+    **{f'sampler {name}': f'--data_sampler {name}' for name in datasampler.SAMPLERS},
+    **{f'optimizer {name}': f'--optim {name} --clip_grad 1' for name in optimization.OPTIMIZERS if name != 'muon'},
+    'foreach': '--optim_args "{foreach: true}"',
+    'groups': '--decay_exclude norms biases --fc_lr 0.01 --scheduler cosine --lr_warmup 2',
+    'class weights': '--loss softmax --batch_mining none --class_weights balanced',
+    'Mahalanobis': '--loss contrastive --batch_mining all --mahalanobis',
+    'tuple statistics': '--loss margin --batch_mining distance --tuple_statistics',
+}
+
+
+@pytest.fixture(autouse=True)
+def as_a_run_begins(monkeypatch):
+    """The losses of tests.shared_batches; device 0 is the current one."""
+    monkeypatch.setattr(criteria, 'CRITERIA', dict(criteria.CRITERIA))
+    shared_batches.prepare()
+    torch.sim.set_device(0)
+
+
+@pytest.fixture
+def alike(monkeypatch):
+    """
+    What samples other numbers on the CPU by design samples the same: hier, which skips triplets of weight 0 there, and
+    the miner parametric, whose float32 weights are summed in float64 elsewhere.
+    """
+    noise, sample = hier.gumbel(1, 1000, like=torch.ones(1)).double(), parametric.sample_weighted
+    monkeypatch.setattr(hier, 'gumbel', lambda rows, columns, like: noise.to(like)[:, :columns].expand(rows, -1))
+    monkeypatch.setattr(parametric, 'sample_weighted', lambda weights, n=1: sample(weights.double(), n))
+
+
+def assert_equal(one, other, tolerance=1e-7):
+    """Equal names, and numbers that differ by at most tolerance times the largest of each tensor."""
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        value, found = (torch.as_tensor(part).double().cpu() for part in (value, other[name]))
+        largest = value.nan_to_num().abs().max() if value.numel() else 0
+        torch.testing.assert_close(found, value, rtol=0, atol=float(tolerance * largest), equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize('more', ['', '--micro_bs 3'], ids=['whole', 'in pieces'])
+@pytest.mark.parametrize('case', [*TRAINED, *ADDED])
+def test_training_is_that_of_the_cpu(case, more, alike):
+    flags = f'{(TRAINED | ADDED)[case]} {more}'
+    on_cpu, on_device = train(flags), train(flags, device='sim:1')
+    assert_equal(on_cpu.pop('logs')[-1], on_device.pop('logs')[-1], 1e-6)
+    for part, tensors in on_cpu.items():
+        assert_equal(tensors, on_device[part])
+    assert all(value.device == torch.device('sim', 1) for value in on_device['network'].values())
+
+
+@pytest.mark.parametrize('flags', ['--amp float16', '--amp bfloat16', '--amp float16 --micro_bs 3'])
+def test_a_step_in_half_precision(flags):
+    result = train(f'--loss overflows --batch_mining none {flags}', torch.float32, 'sim:1')
+    assert all(value.isfinite().all() for value in result['network'].values())
+    assert result['logs'][0].get('train_skipped_steps') == (1 if 'float16' in flags.split() else None)
+
+
+def value_and_gradient(opt, loss, miner, where):
+    """The loss of a batch, its gradient [B, D], and what the host waited for in the second of two equal steps."""
+    namespace = opt(n_classes=5, embed_dim=4, n_features=4, bs=16, loss=loss, batch_mining=miner,
+                    loss_hier_n_proxies=16)
+    seed_everything(0)
+    criterion = criteria.select(namespace, batch_mining.select(namespace)).to(where, torch.float64)
+    layer = torch.nn.Linear(4, 4).to(where, torch.float64)
+    batch = torch.nn.functional.normalize(torch.randn(16, 4, dtype=torch.float64), dim=1).to(where).requires_grad_()
+    labels = torch.arange(4).repeat_interleave(4).to(where)
+    for _ in range(2):
+        seed_everything(1)
+        batch.grad = None
+        torch.sim.reset()
+        value = criterion(batch=batch, labels=labels, batch_features=batch, f_embed=layer)
+        value.backward()
+        waits = torch.sim.waits()
+    return {'value': value.detach(), 'gradient': batch.grad}, waits
+
+
+@pytest.mark.parametrize('loss, miner', PAIRS)
+def test_a_loss_is_that_of_the_cpu_and_waits_no_more_often_than_listed(loss, miner, opt, alike):
+    (on_cpu, _), (on_device, waits) = (value_and_gradient(opt, loss, miner, where) for where in ('cpu', 'sim:1'))
+    assert_equal(on_cpu, on_device)
+    assert sum(waits.values()) <= len(listed(loss, miner)), waits
+
+
+@pytest.mark.parametrize('name', [name for name, module in batch_mining.BATCHMINERS.items() if module])
+def test_a_miner_gives_what_it_gives_on_the_cpu(name, opt, alike):
+    seed_everything(0)
+    batch, labels = torch.nn.functional.normalize(torch.randn(40, 4).double(), dim=1), torch.arange(8).repeat(5)
+    found = []
+    for where in ('cpu', 'sim:1'):
+        miner = batch_mining.select(opt(batch_mining=name, loss='triplet'))
+        seed_everything(1)
+        mined = torch.utils._pytree.tree_leaves(miner(batch.to(where), labels.to(where)))
+        assert {part.device for part in mined if isinstance(part, torch.Tensor)} == {torch.device(where)}
+        found.append(mined)
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other.cpu()) if isinstance(one, torch.Tensor) else one == other
+
+
+ARGUMENTS = {int: ['@2'], float: ['@0.1'], None: ['']}
+METRICS = [f'{name}{argument}' for name, metric in evaluation.METRICS.items()
+           for argument in ARGUMENTS.get(metric.argument) or [f'@{word}' for word in metric.argument]]
+
+
+@pytest.mark.parametrize('own', [False, True], ids=['by distance', 'by scores of a criterion'])
+def test_every_metric_is_that_of_the_cpu(own, monkeypatch):
+    monkeypatch.setattr(clustering, 'faiss_or_none', lambda: None)           # faiss is for the CPU
+    random = np.random.default_rng(0)
+    labels = np.arange(12).repeat(8)
+    points = torch.from_numpy(random.standard_normal((12, 6))[labels] + random.standard_normal((96, 6))).float()
+    points[[3, 50]] = points[[4, 4]]                                         # ties
+    names = [*METRICS, 'c_recall@1', 'c_map_at_r', 'c_nmi']
+    more = {'levels': labels[:, None] // 3, 'n_bootstrap': 20}
+    if own:
+        more['ranking'] = lambda embeddings: (embeddings, embeddings.roll(1, 1))
+    on_cpu, on_device = (evaluation.compute(names, points.to(where), labels, **more) for where in ('cpu', 'sim:1'))
+    assert_equal(on_cpu, on_device, 1e-5)
+    assert {name.split('@')[0] for name in names if name in on_cpu} >= {*evaluation.METRICS}
+
+
+def on_device(*flags):
+    return ['--device', 'cuda', '--gpu', '1', '--evaluate_on_gpu', *flags]
+
+
+def numbers_of(folder):
+    return [{name: float(value or 'nan') for name, value in row.items()} for row in rows_of(folder)]
+
+
+def assert_near(one, other):
+    """Rounding errors of float32 may exchange two neighbours of an image."""
+    for row, found in zip(numbers_of(one), numbers_of(other), strict=True):
+        assert row == pytest.approx(found, rel=1e-3, abs=2e-3, nan_ok=True)
+
+
+MORE = ['--embed_norm', 'layer', '--optim', 'adamw', '--ema', '0.9', '--loss', 'margin', '--batch_mining', 'semihard',
+        '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'dists@intra', 'rho_spectrum@1', '--eval_reference', 'all']
+
+
+def test_a_run_and_its_evaluation(quick, run, tmp_path, capsys):
+    """Also what is done with the trained network: metrics, and embeddings by torch.hub's loader."""
+    flags, folders = [*quick, *MORE], {name: folder_of(tmp_path, f'{name}_s1') for name in ('cpu', 'device')}
+    assert run(*flags, '--group', 'cpu') == 0 == run(*flags, *on_device('--group', 'device'))
+    assert torch.sim.current_device() == 1
+    assert_near(*folders.values())
+    printed = []
+    for more in (['--device', 'cpu'], on_device()):
+        capsys.readouterr()
+        assert run('--evaluate', folders['device'], *more) == 0
+        printed.append([*map(float, re.findall(r' (\d+\.\d+)$', capsys.readouterr().out, re.MULTILINE))])
+    assert printed[0] == pytest.approx(printed[1], rel=1e-5) and len(printed[0]) == 4
+    images = sorted(map(str, next((tmp_path.parent).glob('patterns*/images')).glob('*/0.png')))
+    before = torch.sim.current_device()
+    found = [loading.embed(*loading.load(folders['device'], where), images) for where in ('cpu', 'cuda')]
+    torch.testing.assert_close(*found)
+    assert torch.sim.current_device() == before
+
+
+@pytest.mark.parametrize('begun_on_device', [True, False])
+def test_a_run_is_resumed_on_another_device(begun_on_device, quick, run, tmp_path):
+    """After its first epoch; the CPU alone trains the same."""
+    flags = [*quick, *MORE, '--n_epochs', '3']
+    first, second = [on_device(), ['--device', 'cpu', '--evaluate_on_gpu', 'false']][::1 if begun_on_device else -1]
+    assert run(*flags, '--group', 'whole') == 0
+    assert run(*flags, *first, '--n_epochs', '1', '--group', 'moved') == 0
+    assert run('--resume', folder_of(tmp_path, 'moved_s1'), '--n_epochs', '3', *second) == 0
+    assert_near(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, 'moved_s1'))
+    state = checkpoint.load(folder_of(tmp_path, 'moved_s1') / 'checkpoint_last.pt')
+    assert all(value.device.type == 'cpu' for value in state['model'].values())
+
+
+def test_two_processes_on_two_devices(quick, run, tmp_path):
+    """BatchNorm is frozen: the simulated accelerator does not synchronise it."""
+    flags = [*quick, *MORE, '--arch', 'conv4_frozen_normalize']
+    assert run(*flags, '--group', 'one') == 0
+    command = [sys.executable, 'main.py', *flags, *on_device('--gpu', '0', '1', '--group', 'two')]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert_near(folder_of(tmp_path, 'one_s1'), folder_of(tmp_path, 'two_s1'))
+
+
+def test_the_selected_device_is_the_current_one(opt):
+    namespace = opt(gpu=[1], given=['gpu'])
+    for wanted in ('auto', 'cuda'):
+        torch.sim.set_device(0)
+        namespace.device = wanted
+        assert device.select(namespace) == torch.device('sim', 1) and torch.sim.current_device() == 1
+
+
+def test_random_numbers_of_the_device_are_preserved_without_a_warning(monkeypatch):
+    monkeypatch.setattr(torch.random, '_fork_rng_warned_already', False)
+    where, numbers = torch.device('sim', 1), []
+    torch.sim.set_device(1)
+    for block in (preserved(), seeded(3, where)):
+        before = torch.sim.default_generators[1].get_state()
+        with warnings.catch_warnings(action='error'), block:
+            torch.sim.set_device(0) if not numbers else None
+            numbers.append(torch.rand(3, device=where))
+        assert torch.equal(torch.sim.default_generators[1].get_state(), before) and torch.sim.current_device() == 1
