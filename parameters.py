@@ -418,6 +418,10 @@ def evaluation_parameters(parser):
                  'within': 'of the class, in a gallery of its super-class',
                  'across': 'of the class, from another group, such as a camera'}, default=['class'],
         help='images that count as positives')
+    add('--eval_draws', metavar='N', type=COUNT, default=0,
+        help='number of random galleries of a few images of each class, with all others as queries; 0: none')
+    add('--eval_draw_size', metavar='K', type=POSITIVE_INT, default=1,
+        help='--eval_draws: number of images of each class in a random gallery')
     add('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'], obsolete=True,
         help='without effect, since a network has one kind of embedding; for scripts of the public code')
 

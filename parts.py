@@ -216,7 +216,10 @@ def prepare(opt):
     opt.n_features = backbone.n_features
     opt.n_maps = architectures.embedding_network.count_maps(backbone)
     evaluation.check_data(unnoted(opt), data)
-    return Parts(build_network(opt, backbone), data)
+    model = build_network(opt, backbone)
+    if 'why' in opt.pictures:
+        evaluation.why.check(opt, model)
+    return Parts(model, data)
 
 
 def fit_embedding(opt, parts):

@@ -76,11 +76,14 @@ class Embedded:
     images:     the ImageSet they come from, with its labels and paths.
     ranking:    None, or embeddings -> (queries, gallery), whose inner product is the score in place of the distance.
     norms:      [N] float32 array, the norms of the embeddings before the network normalised them; None if unknown.
+    network, of_features: the EmbeddingNetwork, and whether these are its pooled features; None if unknown.
     """
     embeddings: torch.Tensor
     images: torch.utils.data.Dataset
     ranking: Callable | None = None
     norms: np.ndarray | None = None
+    network: torch.nn.Module | None = None
+    of_features: bool = False
 
     def search(self):
         ranking = self.ranking(self.embeddings) if self.ranking else None
@@ -120,7 +123,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     if bad.any():
         raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite; the first '
                         f'belongs to {images.sources[int(np.flatnonzero(bad.cpu())[0])]}')
-    return Embedded(embeddings, images, norms=norms[:, 0].cpu().numpy())
+    return Embedded(embeddings, images, norms=norms[:, 0].cpu().numpy(), network=model, of_features=features)
 
 
 @torch.inference_mode()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 import configuration
 import datasets
@@ -148,9 +149,11 @@ def embedded(network, transform, images, bs=112, kernels=0):
     photos = Photos(list(images), transform.pipeline)
     loader = Loader(photos, batch_size=bs, num_workers=kernels, collate_fn=photos.collate,
                     pin_memory=is_gpu(network.device), generator=torch.Generator())
-    with torch.inference_mode():
+    bar = tqdm(total=len(photos), desc='embed photos', leave=False, disable=None if len(photos) > 1 else True)
+    with bar, torch.inference_mode():
         for indices, batch, broken in stopping.checked(loader):
             found = network(batch).float().cpu().numpy() if indices else None
+            bar.update(len(indices) + len(broken))
             yield indices, found, broken
 
 

@@ -124,7 +124,7 @@ def metrics_table(row, is_average):
     lines = []
     for name in row:
         metric = columns.parse(name)
-        if metric is None or metric.split != 'test' or columns.is_interval(name):
+        if metric is None or metric.split != 'test' or columns.is_beside(name):
             continue
         column = columns.ema_column(name) if is_average else name
         if isinstance(row.get(column), float):

@@ -144,10 +144,11 @@ def test_the_commands_of_the_start_page_draw_and_search(there, monkeypatch, caps
         assert b'<html' in connection.getresponse().read()
         raise KeyboardInterrupt
     monkeypatch.setattr(server.stopping, 'sleep', visit)
-    assert follow('docs/start.md', 'Look at it') == ['Evaluate_Network.py', 'main.py']
+    assert follow('docs/start.md', 'Look at it') == ['Evaluate_Network.py', 'main.py', 'main.py']
     assert follow('docs/start.md', 'Wrong labels') == ['suspects']
-    assert follow('docs/start.md', 'Search') == ['index', 'query', 'serve']
-    assert all((there / name).exists() for name in ('drawn/tsne_test.png', 'suspects.csv', 'found.png'))
+    assert follow('docs/start.md', 'Search') == ['index', 'query', 'query', 'serve']
+    assert all((there / name).exists() for name in ('drawn/tsne_test.png', 'drawn/why_test.png', 'suspects.csv',
+                                                     'found.png', 'classes.csv'))
 
 
 def test_the_exported_network_of_the_start_page_is_loaded_by_the_lines_of_own_loop(there):
