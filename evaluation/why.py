@@ -9,6 +9,7 @@ cosine.
 """
 import torch
 
+from utilities import image_size
 from utilities.errors import UserError
 from utilities.loading import network_input
 
@@ -24,8 +25,7 @@ def check(opt, network):
     was_training = network.training
     network.eval()
     with torch.no_grad():
-        size = network.input_size
-        sides = size if isinstance(size, (list, tuple)) else (size, size)
+        sides = image_size.sides(network.input_size)
         image = torch.rand(1, 3, *sides, generator=torch.Generator().manual_seed(0))
         image = image.to(network.mean.device)
         maps, features = feature_maps(network, image), network(image)[1]
