@@ -50,7 +50,7 @@ def embed_batch(network, images):
 
 
 def compared(embeddings, normalize):
-    """The embeddings [N, D] as they are compared with each other: of norm 1 if `normalize`, as --eval_normalize is."""
+    """The embeddings [N, D] as they are compared with each other: of norm 1 with `normalize` (--eval_normalize)."""
     return F.normalize(embeddings, dim=1) if normalize else embeddings
 
 
