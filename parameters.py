@@ -461,7 +461,7 @@ def build():
 
 @functools.cache
 def flags_with(fact, value=None):
-    """{flag: its value of this fact (an attribute of Facts)} for the flags where it is set, or has this value."""
+    """{flag: value of this fact (an attribute of Facts)} of the flags for which it is set, or has this value."""
     found = command_line.flags_with_attribute(build(), fact)
     return {name: own for name, own in found.items() if value is None or own == value}
 

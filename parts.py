@@ -381,7 +381,7 @@ def ranks(opt):
 
 
 def draft(opt):
-    """A criterion of these flags for two classes, built without data or network, whose properties are asked."""
+    """A criterion of these flags for two classes, built without data or network to look up its properties."""
     known = {'device': torch.device('cpu'), 'n_classes': 2, 'superclasses': [[0], [0]], 'class_names': ['one', 'other'],
              'class_counts': [2, 2], 'n_features': 2, 'n_maps': 2,
              'class_weights': opt.class_weights and 'balanced'}         # a file names the classes of the data

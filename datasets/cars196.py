@@ -64,7 +64,7 @@ def kit_table(annotations):
         raise UserError(f'{folder}: it has no classes of the images in cars_test/, since the kit itself withholds them;'
                         ' put cars_test_annos_withlabels.mat there, or pass the images as --dataset folder')
     return both_parts(table(images_in(root, 'cars_train'), names, annotated(annotations, 'fname', names)),
-                  table(images_in(root, 'cars_test'), names, test))
+                      table(images_in(root, 'cars_test'), names, test))
 
 
 def images_in(root, name):

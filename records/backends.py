@@ -69,7 +69,7 @@ def attempt(call, *arguments, share=1):
 
 
 def failure(call, *arguments, share=1):
-    """As attempt(), for a call without a needed result: returns the text that says what failed, or None."""
+    """As attempt(), for a call whose result is not needed: returns the text that says what failed, or None."""
     return attempt(call, *arguments, share=share)[1]
 
 

@@ -131,7 +131,7 @@ def require_same_files(folder, files):
     changed = [name for name in files if before.get(name, files[name]) != files[name]]
     if changed:
         raise UserError(f'--resume {folder}: the file of --{changed[0]} has changed since the run began; give the file '
-                        'of that time')
+                        'as it was then')
 
 
 def changed_data(config, description):

@@ -131,7 +131,7 @@ class Options:
         return values
 
     def put(self, name, value, place):
-        """Adds an option whose name in the files, `place`, is another one."""
+        """Adds an option; `place` is its name in the files, where it has another one."""
         self.values[name] = value
         self.places[name] = place
 
@@ -158,7 +158,7 @@ def read(folder):
         others = sorted(str(name) for name in changed.keys() - {'num_epochs_train'})
         if others:
             notes.append(f'the experiment was resumed with another {", ".join(others)} at epoch '
-                         f'{" ".join(map(str, epochs_of(changes)))}; the command has the last values from the start')
+                         f'{" ".join(map(str, epochs_of(changes)))}; the command uses the last values from the start')
         values |= changed
     missing = [name for name in REQUIRED if name not in values]
     if missing:

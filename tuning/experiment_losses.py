@@ -148,8 +148,8 @@ def mined_levels(miners, settings, n_levels, notes):
             fraction *= miners.arguments(name).take('filter_percentage', NUMBER, 0.5)
         elif first is not None and miners.values.get(name) == first:
             miners.values.pop(name)
-            notes.append('--cascade has the tuples of the first level at all levels; CascadedEmbeddings mines at each '
-                         'level by its own miner')
+            notes.append('--cascade uses the tuples of the first level at all levels; CascadedEmbeddings has a miner '
+                         'for each level')
         fractions.append(fraction)
     settings['cascade_fractions'] = fractions
     return miner, given

@@ -180,8 +180,8 @@ def network(options, settings, notes):
     settings['embed_dim'] = dim
     if hidden:
         settings['embed_layers'] = hidden
-        notes.append('with hidden layers, powerful-benchmarker has a ReLU before the first layer of the MLP, '
-                     '--embed_layers between the layers')
+        notes.append('with hidden layers, powerful-benchmarker has a ReLU before each of the first layers '
+                     'of the MLP, and --embed_layers between the layers')
 
 
 def names_in(library):

@@ -61,7 +61,7 @@ def unknown(name, known):
     ('; here --bs', '; did you mean loss?')
     """
     if 'BAYESIAN~' in name:
-        return '; ~BAYESIAN~ is of powerful-benchmarker, here Hyperparameter_Search.py tunes flags'
+        return '; ~BAYESIAN~ is of powerful-benchmarker; here, Hyperparameter_Search.py tunes flags'
     if '~' in name:
         own = name.partition('~')[0]
         return ('; ~ is of powerful-benchmarker, and here a later value replaces an earlier one anyway'

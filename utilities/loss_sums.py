@@ -123,7 +123,7 @@ class Miner:
         return triplets_from_masks(*self.mined) if isinstance(self.mined, tuple) else self.mined
 
     def given(self):
-        """A miner for a loss whose wrapper selects the tuples and puts them into its attribute `tuples`."""
+        """A miner for a loss whose wrapper gives the tuples, by the attribute `tuples` of this miner."""
         return Miner(self.batchminer, self.name, self.takes_masks, self.use)
 
     def listing(self):

@@ -38,7 +38,7 @@ class Flags(argparse.Namespace):
 
 
 def changed(opt, **values):
-    """A copy of the flags with other values of these."""
+    """A copy of the flags in which these values are replaced."""
     own = copy.copy(opt)
     for name, value in values.items():
         setattr(own, name, value)
