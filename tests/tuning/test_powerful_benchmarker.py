@@ -114,7 +114,7 @@ def test_the_methods_of_training_keep_their_weights_and_optimizers(date, tmp_pat
     # Mixed_5d and Mixed_6e are the last modules of the blocks 7 and 12, counted from the stem
     expect(opt, loss=loss, batch_mining=miner.replace('none', 'all'), cascade=[7, 12], cascade_fractions=[1, 1], bs=80,
            arch='torchvision:inception_v3_frozen', embed_dim=3 * (512 if date == FIRST else 128), eval_normalize=True)
-    assert ('at each level by its own miner' in capsys.readouterr().out) == (date < '2020-05')
+    assert ('CascadedEmbeddings has a miner for each level' in capsys.readouterr().out) == (date < '2020-05')
     opt, _ = translated(write(tmp_path / 'classifier', options_of(date, 'classifier')))
     expect(opt, loss=f'{loss}+linear_classifier', loss_weights=[0, 1], arch='bninception_frozen', eval_normalize=True,
            loss_linear_classifier_lr=1e-4, **own)
