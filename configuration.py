@@ -63,7 +63,7 @@ def parse(arguments, defaults=None, parser=None):
 
 
 def choose_splits(opt):
-    """Leaves one of --splits and --split_scheme: the given one takes the place of an earlier run's."""
+    """Keeps only one of --splits and --split_scheme: a given flag replaces that of an earlier run."""
     if opt.splits and opt.split_scheme:
         if {'splits', 'split_scheme'} <= {*opt.given}:
             raise UserError(f'--splits {opt.splits} takes the place of --split_scheme {opt.split_scheme}; give one of '
@@ -92,7 +92,7 @@ def check(opt, changed):
 
 
 def check_methods(opt):
-    """Raises UserError for what the function `problem` in the file of a loss, miner or sampler says about the flags."""
+    """Raises UserError if the function `problem` of a loss, miner or sampler finds flags that cannot work."""
     for registry, names in ((criteria.CRITERIA, opt.loss), (batch_mining.BATCHMINERS, opt.batch_mining),
                             (datasampler.SAMPLERS, opt.data_sampler)):
         for name in names.split('+'):
@@ -104,8 +104,8 @@ def check_methods(opt):
 
 def recorded_flags(place):
     """
-    The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported. Those
-    whose flags do not exist here, or no longer, are left out, with a note.
+    The settings of a run folder, of the run that wrote a checkpoint file, or of an exported network. Settings whose
+    flags do not exist, or no longer exist, are left out, with a note.
     """
     if Path(place).is_file() or published.is_folder(place):
         file = checkpoint.find(place)
@@ -140,7 +140,7 @@ def recorded_settings(opt):
 
 def checksums_of_files(settings):
     """
-    {flag: checksum} of the files that flags with the fact `file` name in the settings, where there is such a file.
+    {flag: checksum} of the existing files that the settings name, for the flags with the fact `file`.
     """
     found = {name: run_folder.file_checksum(settings.get(name)) for name in parameters.flags_with('file')}
     return {name: checksum for name, checksum in found.items() if checksum}

@@ -1,4 +1,4 @@
-"""Notes on given flags that have no effect in a run: that nothing reads, or that the run is too short for."""
+"""Notes on given flags without effect in a run: nothing reads them, or the run is too short for them."""
 import sys
 
 import parameters
@@ -11,9 +11,9 @@ TRAINING = ('training', 'batch creation', 'batch mining', 'losses')
 
 def name_unread(opt, trained, evaluated):
     """
-    Prints the given flags that nothing has read in the first epoch that was trained, or with --n_epochs 0 in the
-    evaluation: they have no effect. Flags of the evaluation are named after the first epoch that was evaluated, too.
-    To be called after each epoch; each flag is named once.
+    Prints the given flags without effect: those that nothing has read in the first trained epoch, or with --n_epochs 0
+    in the evaluation. After the first evaluated epoch, it also names flags of the evaluation. To be called after each
+    epoch; each flag is named once.
     """
     found = unread(opt, trained, evaluated)
     namespace.note(opt, *found)

@@ -211,16 +211,16 @@ def network(run_or_export, device='cpu', trust=False):
 
 def _take_call(loss, n_classes, embed_dim, criterion, arguments, named):
     """
-    A hook that makes of a call (batch, labels, indices_tuple) the arguments of the loss, and gives the tuples to the
-    miners in it. Raises ValueError for tuples of another form, or where there is no miner; and what _labels_of_batch
-    raises.
+    A hook that turns the arguments of a call (batch, labels, indices_tuple) into those of the loss, and gives the
+    tuples to its miners. Raises ValueError for tuples of another form and for tuples without a miner, and the errors of
+    _labels_of_batch.
     """
     batch, labels, tuples, more = _called_with(*arguments, **named)
     labels = _labels_of_batch(batch, labels, n_classes, embed_dim)
     miners = [part.batchminer for part in criterion.modules() if hasattr(part, 'batchminer')]
     if tuples is not None and not miners:
-        raise ValueError(f'criterion {loss!r} takes no tuples of a miner: leave indices_tuple, or the miner of the '
-                         'trainer, out')
+        raise ValueError(f'criterion {loss!r} takes no tuples of a miner: leave out indices_tuple, or the miner '
+                         'of the trainer')
     for miner in miners:
         miner.tuples = None if tuples is None else _tuples(tuples, batch)
     return (), {'batch': batch, 'labels': labels} | more
@@ -231,7 +231,7 @@ def _called_with(batch, labels, indices_tuple=None, **more):
 
 
 def _tuples(given, batch):
-    """The indices_tuple of a call in a form of utilities/loss_sums.py."""
+    """The indices_tuple of a call in one of the two forms of loss_sums.Miner."""
     loss_sums = _import('utilities', 'loss_sums')
     try:
         return loss_sums.checked(given, batch)
@@ -392,7 +392,7 @@ def _namespace(kind, name, settings, others=()):
 
 
 def _miner(opt, loss, name):
-    """The miner in the form in which a criterion, given as its file, gets it."""
+    """The miner as a criterion takes it. loss: the file of the criterion."""
     batchminer = _module('miner', name).BatchMiner(opt) if isinstance(name, str) else name
     return _import('utilities', 'loss_sums').fitted(loss, batchminer, name if isinstance(name, str) else 'of yours')
 

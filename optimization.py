@@ -178,7 +178,7 @@ def as_built(optimizer, state):
 
 
 def state_keys(optimizer, group, n_dims):
-    """The names of what this kind of optimizer keeps of a parameter, found by a step of another one of its kind."""
+    """The names of the state that an optimizer keeps of a parameter, found by a step of a new one of its kind."""
     parameter = torch.nn.Parameter(torch.zeros((2,) * n_dims))
     parameter.grad = torch.zeros_like(parameter)
     arguments = inspect.signature(type(optimizer)).parameters
@@ -199,8 +199,8 @@ def fits(value, parameter):
 
 def laid_out(value, parameter):
     """
-    A part of an optimizer's state in the memory layout of its parameter, which fused optimizers take for granted. That
-    of a run on the CPU is channels last, and not that of a GPU.
+    A part of an optimizer's state in the memory layout of its parameter, which fused optimizers assume. A run on the
+    CPU has the layout channels last, a run on a GPU has not.
     """
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
         return value
@@ -228,7 +228,7 @@ def existing_gradients(parameters):
 def add_up(parameters, loss):
     """
     In several processes: replaces the gradients of the parameters and the loss by their sums over the processes. A
-    parameter that has a gradient in some processes only, as by a term of the loss, has one in all of them afterwards.
+    parameter that has a gradient only in some processes, such as by a term of the loss, then has one in all of them.
     """
     if processes.count() == 1:
         return
@@ -253,7 +253,7 @@ def unscale(scaler, optimizers, norm):
     norm = norm / scaler.scale(torch.ones_like(norm))
     optimizers = [optimizer for optimizer in optimizers if existing_gradients(optimizer_parameters(optimizer))]
     for optimizer in optimizers:
-        # the scaler of each process looks at each optimizer on its own: NaN tells it of gradients elsewhere
+        # each process's scaler sees only gradients of its own and of one optimizer: NaN tells it of the others
         existing_gradients(optimizer_parameters(optimizer))[0].add_(norm * 0)
         scaler.unscale_(optimizer)
     return norm, optimizers

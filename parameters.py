@@ -74,7 +74,7 @@ def add_methods(add, switch, start, registry, shared=None):
 
 
 def add_method_flag(add, switch, flag, values, **known):
-    """Adds a flag that a method's file declares, with what never happens in a run that is too short for it."""
+    """Adds a flag that a method's file declares; a note says what never happens in a run too short for it."""
     for key, is_too_short in (('begins_after', operator.ge), ('begins_at', operator.gt)):
         if key in values:
             known['never'] = values[key], functools.partial(never_begins, flag, is_too_short)
@@ -82,7 +82,7 @@ def add_method_flag(add, switch, flag, values, **known):
 
 
 def never_begins(flag, is_too_short, opt, n_steps):
-    """Whether a run has too few steps for a flag that a method counts them by; one that is not read has no effect."""
+    """Whether a run has too few steps for a flag that counts steps; a flag that nothing reads has no effect."""
     return namespace.is_read(opt, flag) and is_too_short(getattr(opt, flag), n_steps)
 
 
@@ -484,7 +484,7 @@ def build():
 
 @functools.cache
 def flags_with(fact, value=None):
-    """{flag: value} of the flags for which this one of the Facts is set, such as file; or has this value."""
+    """{flag: value of this fact (an attribute of Facts)} of the flags for which it is set, or has this value."""
     found = command_line.flags_with_attribute(build(), fact)
     return {name: own for name, own in found.items() if value is None or own == value}
 
@@ -507,7 +507,7 @@ def modes():
 
 
 def beside_settings():
-    """The flags that are no settings of a run: no result depends on them, but for the content of files they name."""
+    """The flags that are no settings of a run: results depend at most on the files that they name."""
     return flags_of_group('what to do', 'records', 'machine')
 
 

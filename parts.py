@@ -75,7 +75,7 @@ class Parts:
             self.watch = unsaved.Watch([self.criterion, self.miner, self.sampler])
 
     def note_unsaved_state(self):
-        """After a checkpoint: names state that it does not hold, once in a process."""
+        """After a checkpoint: prints which state it does not contain, once in a process."""
         if self.watch is not None:
             self.watch.note()
 
@@ -314,9 +314,9 @@ def has_checkpoint(opt):
 
 def keep_features(opt, parts):
     """
-    As long as nothing that computes them is trained (has_fixed_features, asked in every epoch), the features of the
-    evaluated images are computed only once in the run. With --freeze backbone, so are now the features of the training
-    images, if these are not augmented. Prints which features are kept.
+    Lets the features of the evaluated images be computed only once in the run, as long as nothing that computes them is
+    trained (has_fixed_features, asked in every epoch). With --freeze backbone, this also holds for the features of
+    training images that are not augmented. Prints which features are kept.
 
     Nothing is kept with mixed precision, compilation and several processes, since results could change. Features of
     training images are not kept either if the criterion takes images or feature maps or the teacher is another run's
@@ -386,7 +386,7 @@ def ranks(opt):
 
 
 def draft(opt):
-    """The criterion of these flags for two classes, without data or network: to be asked, but not to be trained."""
+    """A criterion of these flags for two classes, built without data or network to look up its properties."""
     known = {'device': torch.device('cpu'), 'n_classes': 2, 'superclasses': [[0], [0]], 'class_names': ['one', 'other'],
              'class_counts': [2, 2], 'n_features': 2, 'n_maps': 2,
              'class_weights': opt.class_weights and 'balanced'}         # a file names the classes of the data

@@ -1,6 +1,6 @@
 """
-What --resume allows, by groups of flags: never, merge or free; how a run is continued; and the run that --auto_resume
-continues.
+Which flags --resume lets change, by their groups (never, merge or free); how a run is continued; and which run
+--auto_resume continues.
 """
 from pathlib import Path
 
@@ -20,8 +20,8 @@ def check(opt, before, now):
     merge = [] if merging or never else changes(before, now, 'merge')
     if never or merge:
         instead = '' if never else 'add --merge_argparse_when_resuming, '
-        raise UserError(f'--resume {opt.resume}: cannot change within a run: {", ".join(never or merge)}; give it the '
-                        f'flags it was started with, {instead}or start a new run by --reproduce {opt.resume}')
+        raise UserError(f'--resume {opt.resume}: cannot change within a run: {", ".join(never or merge)}; give the '
+                        f'flags that it was started with, {instead}or start a new run by --reproduce {opt.resume}')
 
 
 def changes(before, now, *kinds):
@@ -37,7 +37,7 @@ def require_unchanged(folder, description, files):
     run_folder.require_same_data(folder, description)
     not_compared = {'csv', 'splits'}                         # what they say is in the description of the data
     if (folder / run_folder.LAST).exists():
-        not_compared.add('start_from')                       # is not read again, and that run may have gone on
+        not_compared.add('start_from')                       # no longer read, and that run may have gone on
     run_folder.require_same_files(folder, {name: files[name] for name in files if name not in not_compared})
 
 
@@ -45,7 +45,7 @@ def continue_run(opt, state, arguments, description):
     """
     Restores the run of --resume, whose Checkpoint is `state`, and records that it goes on.
 
-    description: of the data, as datasets.select gives it. Raises UserError where there is nothing to continue.
+    description: the description of the data by datasets.select. Raises UserError where there is nothing to continue.
     """
     begins = {entry['at_epoch'] for entry in run_folder.read(state.folder).get('merged', [])}
 
@@ -93,7 +93,7 @@ def look_for_run(opt, recorded):
 
 
 def compared(opt, recorded):
-    """What is compared with another run of the `recorded` settings: settings, chosen and files, as for reading.find."""
+    """What a found run must share with the `recorded` settings: settings, chosen and files of reading.find."""
     chosen = datasampler.chosen_later(opt)
     settings = {name: value for name, value in parameters.settings_among(recorded).items()
                 if name not in {'n_epochs', *chosen}}

@@ -66,7 +66,7 @@ class TrainingStep:
         indices: [B], its positions in the training set.
         step:    number of the step in the run, from 1.
 
-        Returns the embeddings [B, D], which processes other than process 0 have as zeros, and {name: scalar} for the
+        Returns the embeddings [B, D] (zeros in processes other than process 0) and {name: scalar} for the
         log.
         """
         self.number = step
@@ -162,7 +162,7 @@ class TrainingStep:
         Adds the gradients of the loss, which --amp float16 scales, to those of the parameters. The gradients of a
         divided batch are those of this process's pieces.
         """
-        scaled = self.scaler.scale(loss)                       # also where it is zero: without it, no scaler unscales
+        scaled = self.scaler.scale(loss)                       # also a loss of zero, since the scaler expects it
         if processes.is_main():
             scaled.backward()
         if self.pieces:

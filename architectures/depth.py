@@ -17,7 +17,7 @@ def blocks(network):
     """
     found = []
     root = getattr(network, 'ROOT', '')
-    for name in looked_into(network, [*units(network.get_submodule(root), root and f'{root}.')]):
+    for name in names_inside(network, [*units(network.get_submodule(root), root and f'{root}.')]):
         module = network.get_submodule(name)
         block = INCEPTION.match(name)
         is_norm = all(parameter.ndim < 2 for parameter in module.parameters())
@@ -28,15 +28,15 @@ def blocks(network):
     return found
 
 
-def looked_into(network, names):
+def names_inside(network, names):
     """
-    The names of the modules; in place of the first one the names of those inside it, as long as it has more than half
-    of the parameters: it is no stem then, but a network inside the `network`.
+    The names of the modules. As long as the first module has more than half of the parameters, it is no stem but a
+    network inside the `network`, and the names of the modules inside it take its place.
     """
     first = network.get_submodule(names[0])
     inside = [*units(first, f'{names[0]}.')]
     if inside and 2 * count(first) > count(network):
-        return looked_into(network, inside + names[1:])
+        return names_inside(network, inside + names[1:])
     return names
 
 

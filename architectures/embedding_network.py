@@ -93,8 +93,8 @@ def count_features(backbone, opt, size, given):
 @torch.no_grad()
 def count_maps(backbone):
     """
-    C, the number of the last maps, found with one black image; None if they are not known, such as those of several
-    sizes, or are pooled neither by --pool nor by their average.
+    The number C of the last feature maps, found with one black image. None if they are not known, have several sizes,
+    or are pooled neither by --pool nor by their average.
     """
     if backbone.maps is None:
         return None

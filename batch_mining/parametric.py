@@ -196,8 +196,8 @@ class PADS:
         self.old.load_state_dict(self.policy.state_dict())
         self.policy_lr = opt.miner_parametric_policy_lr
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.policy_lr)
-        self.seen = []                                                 # the metrics, oldest first
-        self.n_learned = 0                                             # updates
+        self.seen = []                                                 # metrics of earlier evaluations, oldest first
+        self.n_learned = 0                                             # the number of updates
         self.baseline = 0.0                                            # the mean reward
         self.state = self.actions = None                               # from the last update
 

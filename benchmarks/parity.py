@@ -5,10 +5,10 @@ public code of Roth et al.
 python -m benchmarks.parity FOLDER [FOLDER ...] [FLAGS OF main.py]
 
 FOLDER is a checkout with the folders criteria, batch_mining or batchminer, datasampler, architectures, or some of them.
-Each file is registered in a process of its own, as public_NAME where this program has a part of its name, whose flags
-it reads. It trains two epochs of one step (on a few small images, with the network conv4, unless the flags say
-otherwise). A network begins with random weights, and downloads
-none. Nothing is written into the folder or into this checkout.
+Each file is registered in a process of its own. If this program has a part of the same name, the file is registered as
+public_NAME and reads the flags of that part. It trains two epochs of one step (on a few small images, with the network
+conv4, unless the flags say otherwise). A network begins with random weights, and downloads none. Nothing is written
+into the folder or into this checkout.
 """
 import argparse
 import contextlib

@@ -118,6 +118,6 @@ def chosen_weights(opt):
 def around(opt, build, miner):
     criterion = build(opt, miner)
     if 'reduction' not in criterion.takes:
-        raise ValueError(f'--class_weights does not work with --loss {opt.loss}, but with losses that have a value for '
+        raise ValueError(f'--class_weights does not work with --loss {opt.loss}: it needs a loss that has a value for '
                          'each sample, such as softmax, proxynca or multisimilarity')
     return ClassWeighted(criterion, chosen_weights(opt), opt.class_weights_divisor)

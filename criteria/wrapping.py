@@ -1,11 +1,11 @@
 """
 From flags to a criterion: each loss of the sum --loss a+b, what is put around it, the sum, and what is put around that.
 
-A wrapper is a file with a function around(opt, build, miner) -> criterion. It calls build(opt, miner) for what is
-inside it, once or several times, with the flags and the miner that the inside shall have, and asks what it gets whether
-it fits. If it does not, around() raises ValueError with a sentence, or returns the inside as it is, and another loss of
-the sum must fit: NEEDS says which. A function problem(opt) may return a sentence about flags that cannot work whatever
-the data are, or None. A module with the attribute `criterion` hands on what the criterion inside it has: its optimizer
+A wrapper is a file with a function around(opt, build, miner) -> criterion. It calls build(opt, miner) once or several
+times for the criterion inside it, with the flags and the miner for that criterion, and checks whether the criterion
+fits. If not, around() raises ValueError with a sentence; or it returns the criterion as it is, and another loss of the
+sum must fit, of the kind that NEEDS says. A function problem(opt) may return a sentence about flags that cannot work
+with any data, or None. A module with the attribute `criterion` hands on what the criterion inside it has: its optimizer
 groups, its distance and its log.
 """
 import functools
@@ -119,7 +119,7 @@ def build_sum(opt, batchminer):
 
 
 def build(opt, miner, wrappers=AROUND_A_LOSS):
-    """The loss --loss, a single name, and around it those of the wrappers that the flags ask for and that fit it."""
+    """The loss of --loss, a single name, inside the wrappers that the flags ask for and that fit it."""
     if opt.loss.startswith(torch_losses.PREFIX):
         return put_around(wrappers, build_of_torch, opt, None)
     if opt.loss.startswith(pml.PREFIX):
@@ -131,22 +131,22 @@ def build(opt, miner, wrappers=AROUND_A_LOSS):
 
 
 def put_around(wrappers, build_inside, opt, miner):
-    """build_inside(opt, miner), and around it the wrappers that the flags ask for; the last one is the outermost."""
+    """The result of build_inside(opt, miner) inside the wrappers that the flags ask for; the last is the outermost."""
     for wrapper in wrappers:
         build_inside = functools.partial(put_one_around, wrapper, build_inside)
     return build_inside(opt, miner)
 
 
 def put_one_around(wrapper, build_inside, opt, miner):
-    """build_inside(opt, miner), and around it the wrapper if the flags ask for it."""
+    """The result of build_inside(opt, miner), inside the wrapper if the flags ask for it."""
     if not chosen(opt, [wrapper]):
         return build_inside(opt, miner)
     return hand_on(wrapper.file.around(opt, build_inside, miner))
 
 
 def check_miner(opt, miner):
-    """Raises UserError if --loss, a single name, lacks a miner, or takes others only. miner: None if there is none."""
-    loss = criteria.CRITERIA.get(opt.loss)                                       # None: of a library, which takes all
+    """Raises UserError if --loss, a single name, lacks a miner, or takes only other miners. miner: or None."""
+    loss = criteria.CRITERIA.get(opt.loss)                                       # None for a library, which takes all
     if not getattr(loss, 'REQUIRES_BATCHMINER', False):
         return
     allowed = loss.ALLOWED_MINING_OPS
@@ -159,7 +159,7 @@ def check_miner(opt, miner):
 
 
 def miner_for(opt, loss, miner):
-    """The miner in the form in which a loss, given as its file, takes it; None for a loss that takes none."""
+    """The miner as a loss takes it; None for a loss that takes none. loss: its file."""
     if loss.REQUIRES_BATCHMINER:
         return fitted(loss, miner, opt.batch_mining)
     if miner is not None and getattr(loss, 'REQUIRES_CRITERIA', False):         # for the losses inside it
@@ -238,11 +238,11 @@ def check_inputs(opt, criterion):
 
 def hand_on(wrapper):
     """
-    Completes a criterion around others: its attribute `takes` has the names that they take, too. If there is one, its
-    attribute `criterion`, it has the other's optimizer groups after its own, the other's distance if it has none of its
-    own, and the other's scalars for the log beside its own.
+    Completes a criterion that contains others: its attribute `takes` also gets the names that they take. If it contains
+    one, as its attribute `criterion`, it also gets that criterion's optimizer groups after its own, its distance if it
+    has none of its own, and its scalars for the log.
     """
-    if hasattr(wrapper, 'takes'):                                 # it is what is inside, around which nothing was put
+    if hasattr(wrapper, 'takes'):                                 # the criterion inside, returned as it is
         return wrapper
     inner = [module.takes for module in wrapper.modules() if hasattr(module, 'takes')]
     wrapper.takes = names_taken(wrapper).union(*inner)
@@ -268,7 +268,7 @@ def add_inner_log(wrapper, arguments, loss):
     wrapper.log = {**getattr(wrapper.criterion, 'log', {}), **wrapper.log}
 
 
-# What is asked of a criterion that is built
+# Questions to a criterion that is built
 
 def inputs(criterion):
     """The COSTLY inputs that a criterion and those inside it ask for."""
@@ -277,15 +277,15 @@ def inputs(criterion):
 
 def needs_pairs(criterion):
     """
-    Whether a criterion is zero in a batch without pairs of a class: whether a loss in it takes a miner, or has no
-    weights, proxies or centres, and no memory bank.
+    Whether a criterion is zero in a batch without pairs of a class: a loss in it has no memory bank, and takes a miner
+    or has no weights, proxies or centres.
     """
     if isinstance(criterion, cross_batch_memory.CrossBatchMemory):
         return False
     return getattr(criterion, 'needs_pairs', False) or any(map(needs_pairs, criterion.children()))
 
 
-# What is known before: which miners the losses take
+# Questions that need no built criterion: which miners the losses take
 
 def nested_flags(loss):
     """The flags that name the losses inside a loss: REQUIRES_CRITERIA of its file."""

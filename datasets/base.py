@@ -70,7 +70,7 @@ class ImageSet(torch.utils.data.Dataset):
     class_names: the classes, sorted.
     superclasses: the super-class of each class, or None; levels: this list, then such lists of coarser super-classes.
     transform:   a pipeline.Pipeline.
-    read:        path or Box -> decoding.Photo: boxes.open_photo, or one that knows more of the data set.
+    read:        path or Box -> decoding.Photo: boxes.open_photo, or a function that knows more of the data set.
     is_query:    None if every image is a query and all others are its gallery; else bool [N]: True for the queries,
                  False for their gallery.
     in_gallery:  None, or bool [N]: the gallery, where queries are in it, too.

@@ -29,26 +29,26 @@ def load(opt):
         no_address('CARS196', WHERE)
     path = find(opt, 'cars196', LAYOUTS, WHERE)
     if path.name == 'car_ims':
-        return of_list(path.with_name('cars_annos.mat'))
+        return original_table(path.with_name('cars_annos.mat'))
     if path.name == 'cars_train_annos.mat':
-        return of_kit(path)
+        return kit_table(path)
     parts = path.parent if path.name == 'train' else path
     if {'train', 'test'} <= {folder.name for folder in subfolders(parts)}:
-        return joined(class_folders(parts / 'train'), class_folders(parts / 'test'))
+        return both_parts(class_folders(parts / 'train'), class_folders(parts / 'test'))
     return class_folders(path)
 
 
-def joined(one, other):
-    return ImageTable(one.paths + other.paths, one.classes + other.classes, ignored=one.ignored + other.ignored)
+def both_parts(train, test):
+    return ImageTable(train.paths + test.paths, train.classes + test.classes, ignored=train.ignored + test.ignored)
 
 
-def of_list(annotations):
+def original_table(annotations):
     """The original download: cars_annos.mat lists each image's path and class number, and the names of the classes."""
     names = class_names(annotations)
     return table(annotations.parent, names, annotated(annotations, 'relative_im_path', names))
 
 
-def of_kit(annotations):
+def kit_table(annotations):
     """
     The development kit: cars_train_annos.mat lists the images in cars_train/, and cars_test_annos_withlabels.mat, or
     cars_test_annos.mat of some mirrors, those in cars_test/. Without cars_meta.mat, the classes are numbers.
@@ -63,8 +63,8 @@ def of_kit(annotations):
     if test is None:
         raise UserError(f'{folder}: it has no classes of the images in cars_test/, since the kit itself withholds them;'
                         ' put cars_test_annos_withlabels.mat there, or pass the images as --dataset folder')
-    return joined(table(images_in(root, 'cars_train'), names, annotated(annotations, 'fname', names)),
-                  table(images_in(root, 'cars_test'), names, test))
+    return both_parts(table(images_in(root, 'cars_train'), names, annotated(annotations, 'fname', names)),
+                      table(images_in(root, 'cars_test'), names, test))
 
 
 def images_in(root, name):

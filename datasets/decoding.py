@@ -29,9 +29,9 @@ FORMATS = {'JPEG': ('.jpg', '.jpeg', '.jfif'), 'PNG': ('.png',), 'BMP': ('.bmp',
 NEEDS = {'AVIF': 'avif', 'WEBP': 'webp', 'JPEG2000': 'jpg_2000'}         # Pillow's features, by format
 MAY_BE_DEEP = ('PNG', 'TIFF', 'PPM', 'JPEG2000')                         # formats of more than 8 bits per channel
 TRANSPARENT = ('RGBA', 'LA', 'PA')
-MAX_SCANS = 100              # of a JPEG file, as libtiff has it; usual ones have 1 to 10, each as slow as a whole image
+MAX_SCANS = 100              # of a JPEG file, as in libtiff; usual files have 1 to 10, each as slow as a whole image
 SCAN, END = 0xDA, 0xD9                                                   # markers of a JPEG file
-MARKER = re.compile(rb'\xff([^\x00\x01\xd0-\xd8\xff])')                 # those that are followed by a length, and END
+MARKER = re.compile(rb'\xff([^\x00\x01\xd0-\xd8\xff])')                 # markers with a length after them, and END
 
 warnings.simplefilter('ignore', Image.DecompressionBombWarning)        # check_size refuses images above the limit
 
@@ -128,7 +128,7 @@ def check_scans(image):
 
 
 def n_scans(data):
-    """The number of scans, at most MAX_SCANS + 1, of the first image in the bytes of a JPEG file, as libjpeg has it."""
+    """The number of scans, at most MAX_SCANS + 1, of the first image in the bytes of a JPEG file, as libjpeg counts."""
     n, found = 0, MARKER.search(data)
     while found and found[1][0] != END and n <= MAX_SCANS:
         n += found[1][0] == SCAN
@@ -153,7 +153,7 @@ def upright(image, whites=None):
     white = (whites or {}).get(depth.kind(image))
     if depth.has_deep_colours(image):
         if white is None:
-            with Image.open(image.fp, formats=[image.format]) as twin:     # to load colours is to forget their depth
+            with Image.open(image.fp, formats=[image.format]) as twin:     # once loaded, colours have lost their depth
                 white = depth.white(twin)
         if white == 255:
             depth.keep_lower_bytes(image)
@@ -168,8 +168,8 @@ def upright(image, whites=None):
 
 def deep_whites(paths):
     """
-    {kind of values: value that is white} of the images of more than 8 bits per channel among the files `paths`, by all
-    files of a kind together; prints it. Raises UserError for a file for whose values no white is known.
+    {kind of values: value that is white} for the images of more than 8 bits per channel among the files `paths`, found
+    from all files of a kind; prints it. Raises UserError for a file whose values have no known white.
     """
     suffixes = {suffix for name in MAY_BE_DEEP for suffix in FORMATS[name]}
     files = sorted({str(path) for path in paths if os.path.splitext(path)[1].lower() in suffixes})

@@ -21,7 +21,7 @@ class OutOfRange(ValueError):
 
 
 def kind(image):
-    """The kind of values (WHITES) of an opened PIL image; None for 8 bits. It has to be asked before colours load."""
+    """The kind of values (WHITES) of an opened PIL image; None for 8 bits. Call it before colours load."""
     if image.mode in ('F', 'I'):
         return {'F': 'floating-point', 'I': '32-bit'}[image.mode]
     return '16-bit' if image.mode.startswith('I;16') or has_deep_colours(image) else None

@@ -38,25 +38,25 @@ def load(opt):
 
 
 def in_folders(folder):
-    """The table of a folder of class folders, of super-class folders that contain class folders, or of its parts."""
-    return official_split(folder) or of_classes(folder)
+    """The table of a folder that contains class folders, super-class folders with class folders, or official parts."""
+    return official_split(folder) or class_table(folder)
 
 
-def of_classes(folder):
+def class_table(folder):
     """The table of a folder of class folders, or of super-class folders that contain class folders."""
     return class_folders(folder) if any(map(image_files, subfolders(folder))) else nested(folder)
 
 
 def official_split(folder):
     """
-    The table of a folder of official parts: of folders with a name in PART_OF_FOLDER that contain folders of classes or
-    super-classes, or of Market-1501's folders. None where there are no such folders. Raises UserError where other
+    The table of an official split: its parts are folders with a name in PART_OF_FOLDER that contain folders of classes
+    or super-classes, or the folders of Market-1501. None where there are no such folders. Raises UserError where other
     folders beside the parts contain images or classes.
     """
     if all((folder / name).is_dir() for name in PART_OF_PERSONS):
-        return of_persons(folder)
+        return market_table(folder)
     named = [path for path in subfolders(folder) if path.name.lower() in PART_OF_FOLDER and not image_files(path)]
-    tables = {path: of_classes(path) for path in named}
+    tables = {path: class_table(path) for path in named}
     tables = {path: table for path, table in tables.items() if table.paths}
     if not tables:
         return None
@@ -78,7 +78,7 @@ def official_split(folder):
     return joined
 
 
-def of_persons(folder):
+def market_table(folder):
     """
     The table of Market-1501's three folders, where 0002_c1s1_000451_03.jpg is person 2 before camera 1, the group.
     Images of no person (-1, junk) are left out; those of 0000 are distractors.

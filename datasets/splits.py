@@ -185,7 +185,7 @@ def split(opt, table):
     (--evaluate), there are only the splits that have images.
     """
     chosen = scheme(opt, table)
-    flags = vars(opt)                                             # reading them here does not say that they act
+    flags = vars(opt)                                             # not noted as read: here they are only checked
     moved = [f'--{flag} {flags[flag]}' for flag in ('test_size', 'test_start')            # files of all flags have 0.5
              if flag in flags.get('given', ()) and flags[flag] != 0.5]
     if chosen == FILE and moved:

@@ -106,7 +106,7 @@ SIZES = {'big': 256, 'mlrc': 227}              # augmentations that set the imag
 
 
 def check(opt):
-    """Raises UserError for values of the augmentation's flags that torchvision does not take."""
+    """Raises UserError for values of the augmentation flags that torchvision refuses."""
     for flag, limits in (('crop_scale', opt.crop_scale), ('crop_ratio', opt.crop_ratio)):
         if limits and limits[0] > limits[1]:
             raise UserError(f'--{flag} {shown(limits)}: the first must not be greater than the second')

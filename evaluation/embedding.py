@@ -65,7 +65,7 @@ def seen(images, view, network):
 
 
 def compared(embeddings, normalize):
-    """The embeddings [N, D] as they are compared with each other: of norm 1 if `normalize`, as --eval_normalize is."""
+    """The embeddings [N, D] as they are compared with each other: of norm 1 with `normalize` (--eval_normalize)."""
     return F.normalize(embeddings, dim=1) if normalize else embeddings
 
 

@@ -131,7 +131,7 @@ class Pairs:
         return np.concatenate(found)
 
     def estimated_bin(self, label, similarities, rate):
-        """A bin that a class's threshold at `rate` is seldom below, from similarities [r, N] of some of its images."""
+        """A bin below which a class's threshold at `rate` seldom lies, from similarities [r, N] of a few images."""
         start, stop = self.ends[label:label + 2]
         n = (stop - start) * len(self.unit)
         depth = 1 + rate * self.n_negatives[label]

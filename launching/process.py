@@ -121,8 +121,8 @@ def last_lines(run, n=5):
 
 def reason(run):
     """
-    Why the last process of the run failed, from its log: the sentence of main.py's error, or the last line of the
-    traceback's error, or the last line of all.
+    Why the last process of the run failed, from its log: the error sentence of main.py, or the last line of the
+    traceback, or else the last line.
     """
     printed = [line for line in lines_of_log(run) if line.strip() and EXIT not in line]
     started = max((number for number, line in enumerate(printed) if STARTED.match(line)), default=-1)

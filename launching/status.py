@@ -94,7 +94,7 @@ def status_row(run):
            None before the first epoch.
     """
     folder = run.folder()
-    is_running = process.is_running(run)                    # before the records: it may finish meanwhile
+    is_running = process.is_running(run)                    # asked before the records, since it may finish meanwhile
     records = reading.read(folder) if folder else None
     rows = reading.read_rows(folder / 'log.csv') if folder else []
     evaluated = records.rows[-1] if records and records.rows else {}

@@ -51,8 +51,8 @@ def select(opt, folder, settings, start):
 def attempt(call, *arguments, share=1):
     """
     Returns (the result of call(*arguments), None), or (None, a text that says what failed). A library may raise
-    anything, call sys.exit, or wait without end for a process of its own that was killed: the call is abandoned after
-    LIMIT seconds. share: the fraction of LIMIT that this call may take.
+    anything, call sys.exit, or wait without end for a process of its own that was killed: after `share` of LIMIT
+    seconds, the call is abandoned.
     """
     outcomes = []
 
@@ -69,7 +69,7 @@ def attempt(call, *arguments, share=1):
 
 
 def failure(call, *arguments, share=1):
-    """As attempt(), of a call whose result nobody needs: returns the text that says what failed, or None."""
+    """As attempt(), for a call whose result is not needed: returns the text that says what failed, or None."""
     return attempt(call, *arguments, share=share)[1]
 
 

@@ -164,8 +164,9 @@ def origin(folder, description):
 
 def note_changed_data(place, states, description):
     """
-    Prints how the data, described by datasets.select, differ from those of the run of a run folder or checkpoint file
-    with these `states`. Nothing is printed of weights that were exported: they do not tell the data of their run.
+    Prints how the data, described by datasets.select, differ from the data of the run that wrote a run folder or
+    checkpoint file with these `states`. Nothing is printed for exported weights, which do not tell the data of their
+    run.
     """
     file = find(place).with_name('config.yaml')
     if 'split_hash' not in states and file.is_file():        # a checkpoint of an earlier version
@@ -178,9 +179,8 @@ def note_changed_data(place, states, description):
 
 def load(path):
     """
-    A checkpoint file of this program, on the CPU; nothing but tensors and plain values is unpickled. For the weights in
-    a folder for others, what records.published reads there; for a file of the public code, what records.public_code
-    reads.
+    The content of a checkpoint file of this program, on the CPU; nothing but tensors and plain values is unpickled.
+    records.published reads exported weights instead, and records.public_code a file of the public code.
 
     Raises UserError if it is not one, or damaged: torch saves zip archives, whose members have CRC-32 checksums.
     """

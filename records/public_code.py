@@ -12,12 +12,12 @@ from utilities.errors import UserError
 from utilities.files import describe_kind
 
 ENDING = '.pth.tar'
-# what is set by the machine and the folder of that run, and a key that a file must not hand on
+# flags of the machine and the folder of that run, and keys, which are secret
 NOT_TAKEN = ('device', 'save_path', 'savename', 'wandb_key', 'comet_api_key')
 
 
 class ProgressSaver:
-    """Stands for the class of the metrics in such a file, which are not read, so that nothing of it is imported."""
+    """Takes the place of the class of the metrics in such a file: it is not imported, and they are not read."""
 
 
 # What may be unpickled beside tensors and plain values. numpy 2 has another name for the function that makes a scalar.
@@ -46,8 +46,8 @@ def read(path):
         raise UserError(f'{path}: not a checkpoint of the public code but {describe_kind(path, error)}') from None
     weights, opt = (states.get(name) if isinstance(states, dict) else None for name in ('state_dict', 'opt'))
     if not isinstance(opt, argparse.Namespace) or not isinstance(weights, dict):
-        raise UserError(f'{path}: not a checkpoint of the public code: expected the entries state_dict, of its '
-                        'weights, and opt, of its flags')
+        raise UserError(f'{path}: not a checkpoint of the public code: expected the entries state_dict (its '
+                        'weights) and opt (its flags)')
     settings = {name: value for name, value in vars(opt).items() if name not in NOT_TAKEN}
     if Path(str(settings.get('source_path'))).name == settings.get('dataset'):
         settings['source_path'] = str(Path(settings['source_path']).parent)          # there, the data set's own folder
@@ -63,7 +63,7 @@ def unpickled(path):
 
 def renamed(weights):
     """
-    The state dict of a network of the public code -> of an EmbeddingNetwork: `model` is the backbone, and its
+    The state dict of a network of the public code -> that of an EmbeddingNetwork: `model` is the backbone, and its
     last_linear the embedding layer. `layer_blocks` holds the blocks of `model` a second time.
     """
     state = {}

@@ -90,14 +90,14 @@ def find(place, settings, chosen=(), files=None):
 
 
 def is_same(folder, settings, chosen=(), files=None):
-    """Whether `folder` is that of a run with these settings, as for are_same()."""
+    """Whether `folder` is the run folder of a run with these settings, as in are_same()."""
     return is_run_folder(folder) and are_same(settings, run_folder.read(folder), chosen, files)
 
 
 def are_same(settings, config, chosen=(), files=None):
     """
-    Whether config.yaml describes a run with these settings that chose the values of the flags in `chosen` itself. A run
-    whose settings have changed within the run is none.
+    Whether config.yaml describes a run with these settings that chose the values of the flags in `chosen` itself. False
+    for a run whose settings have changed within the run.
     """
     flags = config['flags']
     if config.get('merged') or not {*chosen} <= {*config.get('chosen', ())}:

@@ -46,8 +46,8 @@ def create(opt, settings, arguments, description, chosen=(), files=None, is_same
     description: the description of the splits, as datasets.splits.describe gives it.
     files:       {flag: checksum of the file that it names}.
     chosen:      the flags that were not given, and whose values the run may adapt to its data.
-    is_same:     function of a folder whose name is taken; where it is True, another process has just begun this run,
-                 which is a UserError.
+    is_same:     folder whose name is taken -> whether another process has just begun this run in it, which raises
+                 UserError.
     """
     from utilities import processes  # imports torch, which reading run folders does not need
     return Path(processes.run_on_rank_zero(make, opt, settings, arguments, description, chosen, files, is_same))
@@ -131,7 +131,7 @@ def require_same_files(folder, files):
     changed = [name for name in files if before.get(name, files[name]) != files[name]]
     if changed:
         raise UserError(f'--resume {folder}: the file of --{changed[0]} has changed since the run began; give the file '
-                        'of that time')
+                        'as it was then')
 
 
 def changed_data(config, description):
@@ -168,7 +168,7 @@ def repair_splits(folder, description):
 def note_resumption(folder, settings, arguments, epoch, description, merged=()):
     """
     Records a resumption in config.yaml: its epoch, its command and the changed flags; repairs splits.yaml. merged: the
-    flags whose changes make it a run of several settings; they are listed with the epoch at which they begin.
+    flags whose changes make it a run of several settings; the changes are listed with their first epoch.
     """
     repair_splits(folder, description)
     config = read(folder)

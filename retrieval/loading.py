@@ -24,9 +24,9 @@ from utilities.randomness import preserved
 class Network(torch.nn.Module):
     """
     Images [B, 3, H, W], RGB, floating in [0, 1] or uint8, on any device -> embeddings [B, D], float32, as main.py
-    --evaluate ranks them, but without --pca and --eval_autocast: with --eval_features the pooled features, with
-    --eval_views the mean over the views, with --eval_normalize of norm 1. Raises UserError for images of another shape
-    or type.
+    --evaluate ranks them, but without --pca and --eval_autocast. With --eval_features, they are the pooled features;
+    with --eval_views, their mean over the views; with --eval_normalize, they have norm 1. Raises UserError for images
+    of another shape or type.
 
     model:      the EmbeddingNetwork, in evaluation mode; none of its parameters requires gradients.
     input_size: H and W, one number where they are equal.

@@ -118,8 +118,8 @@ def describe_data(dataset, splits, flags):
 
 def metrics_table(row, is_average):
     """
-    A table of the test metrics in a row of log.csv, with their bootstrap intervals where it has them. is_average: of
-    the moving average of the weights, whose metrics have columns of their own.
+    A table of the test metrics in a row of log.csv, with their bootstrap intervals where it has them. is_average:
+    whether the network is the moving average of the weights, whose metrics have columns of their own.
     """
     lines = []
     for name in row:

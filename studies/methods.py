@@ -105,7 +105,7 @@ def read(file=ROWS / 'study.csv', prefix=''):
 
 @functools.cache
 def shown_flags():
-    """The flags of main.py but for those of the machine, with those that tell what is read, and where the data are."""
+    """The flags of main.py without those of the machine, but with --source_path and flags that name files to read."""
     hidden = parameters.flags_of_group('machine') - parameters.flags_with('file').keys() - {'source_path'}
     return {*command_line.known_flags(parameters.build())} - hidden
 

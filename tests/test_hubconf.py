@@ -234,7 +234,7 @@ def test_labels_may_be_of_any_integer_type_and_tuples_go_to_losses_with_a_miner(
         assert cases.fast(found, batch, labels.to(kind)).equal(wanted)
     tuples = load('miner', 'lifted', masks=miner in ('npair', 'lifted'))(batch, labels)
     if miner is None:
-        with pytest.raises(ValueError, match=f"criterion '{loss}' takes no tuples of a miner: leave indices_tuple"):
+        with pytest.raises(ValueError, match=f"criterion '{loss}' takes no tuples of a miner: leave out indices_tuple"):
             cases.fast(found, batch, labels, indices_tuple=tuples)
         return
     other = load('criterion', loss, miner=lambda *_: tuples, **SIZES, **small)

@@ -78,7 +78,7 @@ class Options:
     """
     Options by name. They are taken out one by one; what is left over has no counterpart.
 
-    values: {name: value}. place: the name in the files of the option that they belong to, '' for those of the folder.
+    values: {name: value}. place: the name, in the files, of the option that contains them; '' for the folder.
     """
 
     def __init__(self, values, place=''):
@@ -125,18 +125,18 @@ class Options:
         return self.groups[name]
 
     def rest(self):
-        """{name: value} of all that are left here, which are taken out."""
+        """Takes out all options that are left here: {name: value}."""
         values = self.values
         self.values = {}
         return values
 
     def put(self, name, value, place):
-        """Adds an option that has another name in the files, `place`."""
+        """Adds an option; `place` is its name in the files, where it has another one."""
         self.values[name] = value
         self.places[name] = place
 
     def left_over(self):
-        """{name in the files: value} of what was not taken out here and in the groups, and of what is absent."""
+        """{name in the files: value} of the options left here and in the groups, and of absent ones that are needed."""
         left = {self.places[name]: value for name, value in self.values.items()}
         for group in self.groups.values():
             left |= group.left_over()
@@ -158,7 +158,7 @@ def read(folder):
         others = sorted(str(name) for name in changed.keys() - {'num_epochs_train'})
         if others:
             notes.append(f'the experiment was resumed with another {", ".join(others)} at epoch '
-                         f'{" ".join(map(str, epochs_of(changes)))}; the command has the last values from the start')
+                         f'{" ".join(map(str, epochs_of(changes)))}; the command uses the last values from the start')
         values |= changed
     missing = [name for name in REQUIRED if name not in values]
     if missing:

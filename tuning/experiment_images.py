@@ -59,7 +59,7 @@ def training_images(train, settings):
 
 
 def side_of(transforms, name):
-    """The `size` of a transform as one whole number; None where it has none, or has two for a resizing to a square."""
+    """The `size` of a transform as one whole number; None if it has no size, or resizes to a given height and width."""
     size = numbers_in(transforms.group(name).look('size', NUMBERS))
     if size is None or len({*size}) > 1 or len(size) > 1 and name == 'Resize' or size[0] != size[0] // 1:
         return None

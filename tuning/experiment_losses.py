@@ -55,7 +55,7 @@ def sampler(options, settings):
     elif options.class_of('sampler') == 'MPerClassSampler':
         arguments = options.arguments('sampler')
         settings['data_sampler'] = 'class_random'
-        arguments.take('length_before_new_iter', WHOLE)                        # iterations_per_epoch says it here
+        arguments.take('length_before_new_iter', WHOLE)                        # --iterations_per_epoch takes its place
         n_images = arguments.take('m', WHOLE)
         if n_images is None:
             arguments.absent.append('sampler.MPerClassSampler.m')
@@ -103,10 +103,10 @@ def adversarial(options, settings, notes):
                  'daml_layers': [backbone(settings['arch']).n_features],
                  'loss_triplet_margin': margin, 'loss_triplet_power': 1, 'loss_triplet_active_only': True}
     options.take('g_triplets_per_anchor', WHOLE)
-    notes.append('--daml is not wholly DeepAdversarialMetricLearning: here it has one random triplet per sample '
-                 'instead of g_triplets_per_anchor, squared distances of features and embeddings in the terms of the '
-                 'generator instead of mean squares of normalised features and plain distances, and these terms train '
-                 'the generator only, the loss of the synthetic negatives everything else, where both train all')
+    notes.append('--daml differs from DeepAdversarialMetricLearning: it takes one random triplet per sample instead of '
+                 'g_triplets_per_anchor; the terms of the generator have squared distances of features and embeddings '
+                 'instead of mean squares of normalised features and plain distances; and these terms train only the '
+                 'generator, and the loss of the synthetic negatives everything else, where there both train all')
     set_sum(settings, parts)
     return True
 
@@ -137,7 +137,7 @@ def cascaded(options, settings, notes):
 def mined_levels(miners, settings, n_levels, notes):
     """
     (--batch_mining, its arguments) of a cascade; sets --cascade_fractions. An HDCMiner keeps a fraction of the pairs of
-    the level before it. Other miners of further levels are the miner of the first level here.
+    the level before it. Instead of other miners of further levels, the miner of the first level selects.
     """
     first = miners.values.get('tuple_miner_0')
     fraction = 1.0
@@ -148,8 +148,8 @@ def mined_levels(miners, settings, n_levels, notes):
             fraction *= miners.arguments(name).take('filter_percentage', NUMBER, 0.5)
         elif first is not None and miners.values.get(name) == first:
             miners.values.pop(name)
-            notes.append('--cascade has the tuples of the first level at all levels; CascadedEmbeddings mines at each '
-                         'level by its own miner')
+            notes.append('--cascade uses the tuples of the first level at all levels; CascadedEmbeddings has a miner '
+                         'for each level')
         fractions.append(fraction)
     settings['cascade_fractions'] = fractions
     return miner, given
@@ -163,8 +163,8 @@ def backbone(arch):
 
 def blocks_of(arch, layers):
     """
-    The numbers of the blocks, as in --cascade, whose outputs are the given layers but the last, which must be the
-    classifier. None for other layers.
+    The numbers of the blocks, as in --cascade, whose outputs are the given layers without the last one, which must be
+    the classifier. None for other layers.
     """
     if arch is None or not layers or layers[-1] not in ('fc', 'last_linear'):
         return None
@@ -199,7 +199,7 @@ def tuple_miner(miners, names=('tuple_miner', 'post_gradient_miner'), without='n
 
 
 def loss_arguments(kind, given, settings, notes):
-    """The arguments of a loss of the program's time as arguments of the library's class today."""
+    """The arguments of a loss in an experiment as arguments of the present class of the library."""
     if kind == 'ContrastiveLoss' and given.look('use_similarity', SWITCH):
         given.take('use_similarity', SWITCH)
         given.put('distance', {'CosineSimilarity': {}}, 'use_similarity')

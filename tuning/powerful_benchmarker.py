@@ -1,8 +1,8 @@
 """
 Experiments of powerful-benchmarker (Musgrave et al., A Metric Learning Reality Check) as command lines of main.py:
---reproduce_results FOLDER reads the options in FOLDER/configs (experiment_folder.py). Each option is taken out of them
-by the function that knows its flag, here, in experiment_losses.py or in experiment_images.py; what is left over has no
-counterpart.
+--reproduce_results FOLDER reads the options in FOLDER/configs (experiment_folder.py). The function that knows the flag
+for an option takes it out of them, here, in experiment_losses.py or in experiment_images.py; options that are left over
+have no counterpart.
 """
 import shlex
 from pathlib import Path
@@ -40,7 +40,7 @@ WITHOUT_INFLUENCE = {
     **dict.fromkeys(('skip_eval_if_already_done', 'skip_meta_eval_if_already_done', 'save_lists_in_db',
                      'skip_ensemble_eval_if_already_done', 'log_data_to_tensorboard', 'save_figures_on_tensorboard',
                      'override_required_compatible_factories', 'save_models', 'set_min_label_to_zero'), SWITCH)}
-# values by which an option adds nothing to what main.py does anyway; a class stands without its arguments
+# values with which an option asks for what main.py does anyway; classes are compared without arguments
 USUAL = {'label_hierarchy_level': 0, 'label_hierarchy_level of the tester': 0, 'hierarchy_level': 0,
          'data_and_label_getter_keys': ['data', 'label'], 'validation_split_name': 'val', 'split_to_aggregate': 'val',
          'ensemble: normalize_embeddings': True, 'ensemble: use_trunk_output': False, 'eval_visualizer': {},
@@ -140,7 +140,7 @@ def splits(options, settings, notes):
 
 
 def split_scheme(options):
-    """The --split_scheme; class_folds where the experiment's has no counterpart."""
+    """The --split_scheme; class_folds if the experiment has a scheme without a counterpart."""
     manager = options.class_of('class of the splits')                                # of 2021
     scheme = options.look('special_split_scheme_name', TEXT)
     schemes = options.group('split')                                                 # of 2019
@@ -180,8 +180,8 @@ def network(options, settings, notes):
     settings['embed_dim'] = dim
     if hidden:
         settings['embed_layers'] = hidden
-        notes.append('with hidden layers, powerful-benchmarker has its ReLU before the first layers of the MLP, and '
-                     '--embed_layers between the layers')
+        notes.append('with hidden layers, powerful-benchmarker has a ReLU before each of the first layers '
+                     'of the MLP, and --embed_layers between the layers')
 
 
 def names_in(library):
@@ -189,7 +189,7 @@ def names_in(library):
 
 
 def set_trunk(options, models, settings):
-    """The backbone. Its library is told by its pretrained weights: imagenet in one, true in the other."""
+    """Sets the backbone. The value of `pretrained` shows its library: imagenet in one, true in the other."""
     trunk = models.class_of('trunk')
     if trunk is None:
         models.absent.append('models.trunk')
@@ -209,9 +209,9 @@ def set_trunk(options, models, settings):
     if not pretrained:
         settings['not_pretrained'] = True
     if trunk in ('googlenet', 'inception_v3'):
-        arguments.take('aux_logits', SWITCH)                                   # they are classifiers, of no influence
+        arguments.take('aux_logits', SWITCH)                  # auxiliary classifiers, without influence
         if not arguments.take('transform_input', SWITCH, bool(pretrained)):
-            settings |= IMAGENET                                               # the images are normalised for others
+            settings |= IMAGENET                             # as images for other networks are normalised
 
 
 def optimizers(options, settings, notes):
@@ -247,9 +247,9 @@ def one_optimizer(arguments, settings, kind, rate, decay):
     for option, flag in options.items():
         value = arguments.look(option, NUMBER)
         value = command_line.as_list(defaults.get(option)) if value is None else value
-        if settings.get(flag, value) == value:                               # one decay for backbone and embedding
+        if settings.get(flag, value) == value:                      # backbone and embedding layer share a decay
             settings |= {flag: value} if value is not None else {}
-        elif option in ('momentum', 'eps'):                                  # another one than the part before it
+        elif option in ('momentum', 'eps'):                                  # not that of the part before it
             own[option] = value
         else:
             continue

@@ -88,7 +88,7 @@ def numbers(parser, flag, rest, where):
         step = scale.pop()
     if len(ends) < 2 or set(scale) - {'log', 'int'} or len(set(scale)) < len(scale) or not str(step).isdecimal():
         raise UserError(f'{where}: expected --tune {flag} LOW HIGH [log] [int [STEP]], or --tune {flag} A,B,C; '
-                        'negative numbers as -0.1, without an exponent, and not first in a list')
+                        'write negative numbers as -0.1, without an exponent, and not first in a list')
     step = int(step)
     kind = int if 'int' in scale else float
     try:

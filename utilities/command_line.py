@@ -45,8 +45,8 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message.removeprefix('argument '))
 
     def refuse_habits(self, arguments):
-        """Raises UserError for a list that is given in brackets, as in `[30, 55]`, and for ~ that no shell replaced."""
-        values = {}                                                           # argument with the flag -> its values
+        """Raises UserError for a list in brackets, such as `[30, 55]`, and for a ~ that no shell has replaced."""
+        values = {}                                                           # {flag as it is given: its values}
         for argument in arguments:
             if argument.startswith('--'):
                 argument, _, value = argument.partition('=')

@@ -25,7 +25,7 @@ def select(opt):
         index, gpus = indices[processes.local_rank()], torch.get_device_module(kind)
         if index >= gpus.device_count():
             raise UserError(f'--gpu {index}: this machine has {gpus.device_count()} GPU(s), numbered from 0')
-        gpus.set_device(index)            # where NCCL communicates, memory is pinned and compiled kernels are started
+        gpus.set_device(index)            # for NCCL, pinned memory and compiled kernels
         return torch.device(kind, index)
     if opt.device == 'mps' and processes.connected():
         raise UserError('--device mps: Apple GPUs cannot be connected; start one process, or take --device cpu')
@@ -39,7 +39,7 @@ def select(opt):
 
 
 def is_gpu(device):
-    """Whether a torch.device is one of the GPUs that --device cuda means, which have what NVIDIA's have."""
+    """Whether a torch.device is one of the GPUs that --device cuda means: NVIDIA GPUs, or an accelerator like them."""
     return device.type not in ('cpu', 'mps')
 
 

@@ -15,8 +15,8 @@ NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
 NO_MEMORY = re.compile(
     r".*(MemoryError|out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|bad_alloc).*")
-NEEDS_LESS = ('training needs less with a smaller --micro_bs, which keeps the loss, a smaller --bs, or --amp bfloat16; '
-              'evaluation with a smaller --eval_bs')
+NEEDS_LESS = ('training needs less with a smaller --micro_bs, which keeps the loss, a smaller --bs or --amp bfloat16, '
+              'and evaluation with a smaller --eval_bs')
 KEPT = 'Everything up to the last saved epoch is kept.'
 # attributes of opt that are no flags: a run sets them when it knows its data and its network
 SET_BY_A_RUN = {'device': 'the torch.device of the run', 'n_classes': 'number of training classes',
@@ -142,8 +142,8 @@ def explained(needs_less=NEEDS_LESS):
             raise OutOfMemory(f'Memory ran out ({found[0][:120].strip()}): {needs_less}.') from None
         operation, _, is_forbidden = str(error).partition(' does not have a deterministic implementation')
         if is_forbidden:
-            raise UserError(f'{operation.split()[-1]} has no deterministic implementation, which --deterministic asks '
-                            'for on a GPU, and every run on the CPU: leave --deterministic out, or use another '
+            raise UserError(f'{operation.split()[-1]} has no deterministic implementation, which --deterministic '
+                            'requires on a GPU, and every run on the CPU: leave --deterministic out, or use another '
                             'operation, as with another --arch or --pool') from None
         raise
 

@@ -1,9 +1,9 @@
-"""What is said about an unknown flag: its name here, if other programs have a flag of this name; or a similar name."""
+"""The hint for an unknown flag: the name here of a flag that other programs have, or a similar name."""
 import re
 
 from utilities.errors import nearest
 
-# The names of other programs, and what has their purpose here. A text is given where the program has the flags in it.
+# Names of flags in other programs: the hint for them. A hint is given only if this program has the flags in it.
 HINTS = {
     # batches, length, optimizer
     'batch_size sz_batch train_batch_size per_device_train_batch_size': 'here --bs',
@@ -61,7 +61,7 @@ def unknown(name, known):
     ('; here --bs', '; did you mean loss?')
     """
     if 'BAYESIAN~' in name:
-        return '; ~BAYESIAN~ is of powerful-benchmarker, here Hyperparameter_Search.py tunes flags'
+        return '; ~BAYESIAN~ is of powerful-benchmarker; here, Hyperparameter_Search.py tunes flags'
     if '~' in name:
         own = name.partition('~')[0]
         return ('; ~ is of powerful-benchmarker, and here a later value replaces an earlier one anyway'

@@ -4,7 +4,7 @@ import torch
 
 class KeptFeatures:
     """
-    The pooled features of images, for as long as `network` does not train what computes them.
+    The pooled features of images, kept as long as `network` does not train the layers that compute them.
 
     others: networks with the same backbone as long as it is not trained, such as the moving average.
     """
@@ -36,9 +36,9 @@ class KeptFeatures:
 
 class Batch:
     """
-    A batch of an ImageSet whose features are kept (`images.kept`). Otherwise it is like the tensor of its images that
-    a loader gives, which is loaded when it is needed: batch.flip(-1) is the ordinary tensor of the mirrored images,
-    whose features are computed, not looked up.
+    A batch of an ImageSet whose features are kept (`images.kept`). For all other uses it acts as the tensor of its
+    images that a loader gives, and loads it when it is needed: batch.flip(-1) is the ordinary tensor of the mirrored
+    images, whose features are computed, not looked up.
 
     images:  the ImageSet.
     indices: [B], positions in it.

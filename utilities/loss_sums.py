@@ -41,8 +41,8 @@ def finished(criterion):
 
 def names_taken(criterion):
     """
-    The names of the keywords that a criterion asks for: those of its `forward`; of the COSTLY ones only those in its
-    attribute `inputs`, if its constructor has set it.
+    The names of the keywords that a criterion asks for: those of its `forward`. If its constructor has set the
+    attribute `inputs`, that list replaces the COSTLY ones among them.
     """
     names = {*forward_parameters(criterion)}
     if not hasattr(criterion, 'inputs'):
@@ -88,8 +88,8 @@ class Miner:
     batchminer:  the miner; it may return triplets as a list.
     name:        --batch_mining, for messages.
     takes_masks: whether the criterion takes masks; otherwise it gets the triplets that they make.
-    use:         'triplets' for a loss of triplets or of the pairs in them; 'any' for a loss of a library, of tuples of
-                 both forms; 'own' for a loss of the pairs of particular miners (npair), or with losses inside it.
+    use:         'triplets' if the loss takes triplets or the pairs in them; 'any' if it is of a library and takes both
+                 forms; 'own' if it takes only the pairs of particular miners (npair), or has losses inside it.
     """
 
     def __init__(self, batchminer, name, takes_masks, use='triplets'):
@@ -123,7 +123,7 @@ class Miner:
         return triplets_from_masks(*self.mined) if isinstance(self.mined, tuple) else self.mined
 
     def given(self):
-        """A miner for a loss to which its wrapper gives the tuples: they are its attribute `tuples`."""
+        """A miner for a loss whose wrapper gives the tuples, by the attribute `tuples` of this miner."""
         return Miner(self.batchminer, self.name, self.takes_masks, self.use)
 
     def listing(self):
@@ -132,7 +132,7 @@ class Miner:
 
 
 def fitted(loss, batchminer, name):
-    """The Miner in the form in which a loss, given as its file, takes tuples. name: --batch_mining."""
+    """The Miner with tuples in the form that a loss takes. loss: its file. name: --batch_mining."""
     of_pairs = {*(loss.ALLOWED_MINING_OPS or ['any'])} <= {*PAIRS}
     takes_masks = of_pairs or getattr(loss, 'ACCEPTS_MASKS', False)
     use = 'own' if of_pairs else 'triplets'

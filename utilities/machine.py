@@ -40,8 +40,8 @@ def processor():
 
 def accelerator():
     """
-    The type of the GPUs that --device cuda means: 'cuda', or that of the accelerator for which this torch was built or
-    extended. None where there is none; an Apple GPU, which --device mps means, is none.
+    The type of the GPUs that --device cuda means: 'cuda', or the type of the accelerator for which this torch was built
+    or extended. None if there is no such GPU; an Apple GPU, which --device mps means, does not count.
     """
     import torch  # imported here, since reading run folders does not need it
     found = torch.accelerator.current_accelerator(check_available=True)

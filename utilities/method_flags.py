@@ -14,7 +14,7 @@ above, at_least, at_most: the range of a number, or of each number of a list
 choices:           a list, or {choice: its meaning}
 type:              int or float, as text, where the default is None
 nargs, metavar:    as in argparse; a list takes one or more values by default
-begins_after, begins_at: for a number of steps: what never happens in a run that has no more of them, or fewer
+begins_after, begins_at: for a number of steps: what never happens in a run of at most, or of fewer than, so many
 obsolete, common, file: as in Facts (utilities/flag_help.py)
 
 `USES` lists flags of other files that a file reads, too.

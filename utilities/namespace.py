@@ -1,7 +1,7 @@
 """
 The namespace of a run's flags, which notes the flags that are read: a given flag that nothing reads has no effect.
 
-Whatever only checks flags, or writes them down, looks at vars(opt) or unnoted(opt).
+Code that only checks flags or writes them down reads vars(opt) or unnoted(opt).
 """
 import argparse
 import copy
@@ -9,10 +9,10 @@ import copy
 
 class Flags(argparse.Namespace):
     """
-    argparse's namespace with notes of what is read, which its copies share. A value that some part puts in place of a
-    flag's is not the flag's any more: reading it is not noted.
+    argparse's namespace, which notes the flags that are read; copies share the notes. Once a part of the program has
+    replaced the value of a flag, reading it is no longer noted.
 
-    A process of its own, such as a data loader's, gets a plain namespace.
+    Other processes, such as data workers, get a plain namespace.
     """
     __slots__ = ('_read', '_replaced')
 
@@ -38,7 +38,7 @@ class Flags(argparse.Namespace):
 
 
 def changed(opt, **values):
-    """A copy of the flags in which these have other values."""
+    """A copy of the flags in which these values are replaced."""
     own = copy.copy(opt)
     for name, value in values.items():
         setattr(own, name, value)
@@ -46,12 +46,12 @@ def changed(opt, **values):
 
 
 def unnoted(opt):
-    """The flags for those who only look at them: reading them is not noted."""
+    """A plain copy of the flags, for code that only looks at them: reading it is not noted."""
     return argparse.Namespace(**vars(opt))
 
 
 def note(opt, *names):
-    """Counts these flags as read, for those who have decided by unnoted() that they have an effect."""
+    """Notes these flags as read, for code that has found by unnoted() that they have an effect."""
     for name in names:
         getattr(opt, name)
 

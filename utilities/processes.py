@@ -2,7 +2,8 @@
 The processes that compute one run together. torchrun or start() below starts them; torch.distributed connects them.
 
 All execute the same program; only process 0 writes, prints, and does the work that is needed once. If one ends early,
-what has started them ends the others; if that ends, they end by themselves. Nothing that they exchange is unpickled.
+the program that has started them ends the others; if that program ends, they end by themselves. Nothing that they
+exchange is unpickled.
 """
 import contextlib
 import functools
@@ -31,7 +32,7 @@ PATIENCE = timedelta(days=365)           # limit of waiting for the work of proc
 GRACE = 10                               # seconds that a process has to end by itself after a request
 HERE = '127.0.0.1'                       # the address of this machine that no other machine reaches
 store = None                             # the store that all processes share
-patient = None                           # the group of all processes that wait for each other so long, by gloo
+patient = None                           # the gloo group of all processes whose limit is PATIENCE
 
 
 def connected():
@@ -102,7 +103,7 @@ def together():
     """
     In the block, this process is connected with the others of its run, if there are any, and only process 0 prints.
 
-    The first process that an exception ends raises it, so that it is printed once; the others raise Ended.
+    If exceptions end several processes, only the first raises its own, so that one is printed; the others raise Ended.
     """
     if int(os.environ.get('WORLD_SIZE') or 1) == 1:
         yield
@@ -160,7 +161,7 @@ def silent_unless_main():
 
 @contextlib.contextmanager
 def ending_together():
-    """In the block, the error of a lost connection becomes KeyboardInterrupt after a request to stop, or RunFailed."""
+    """In the block, a lost connection raises RunFailed, or after a request to stop KeyboardInterrupt."""
     try:
         yield
     except Exception as error:
@@ -199,8 +200,8 @@ def start(n, command, environment):
 
     environment: variables of the processes in addition to this process's environment.
 
-    Returns the exit code of the run. Raises RunFailed where processes were killed and no other one has said so, and
-    KeyboardInterrupt where a stop is requested.
+    Returns the exit code of the run. Raises RunFailed if processes were killed and no other process has reported it,
+    and KeyboardInterrupt if a stop is requested.
     """
     from torch.distributed.elastic import multiprocessing as elastic  # needed in this process only
     logging.disable()                                        # the processes themselves say why they end

@@ -17,7 +17,7 @@ from .image_size import sides, written
 from .namespace import changed
 
 PAIRS = ('npair', 'lifted')                                         # miners of pairs: three lists in the public code
-COSTLY = ('feature_maps', 'images', 'teacher_batch')    # the inputs that only a criterion gets that asks for them
+COSTLY = ('feature_maps', 'images', 'teacher_batch')    # inputs only for a criterion that asks for them
 # Blue, green, red, and values in [0, 255], as the weights of BN-Inception expect them
 OF_BNINCEPTION = {'mean': (104 / 255, 117 / 255, 128 / 255), 'std': (1 / 255, 1 / 255, 1 / 255), 'bgr': True}
 
@@ -55,8 +55,8 @@ def criterion(loss, opt, miner=None):
 
 def name_features(takes_both, criterion, arguments, given):
     """
-    A hook that gives a criterion pooled features as avg_batch_features; if it takes both, feature maps, where the
-    network has some, as batch_features.
+    A hook that gives a criterion pooled features as avg_batch_features. A criterion that takes both also gets feature
+    maps as batch_features, if the network has some.
     """
     named = {'avg_batch_features': given.get('batch_features')} | given
     if takes_both and 'feature_maps' in given:

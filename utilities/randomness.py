@@ -44,8 +44,8 @@ def seeded(seed, device):
 @contextmanager
 def preserved():
     """
-    Restores the states of the global generators of Python, numpy and torch after the block, on the CPU and, if this
-    process has begun to use GPUs, on the current one, which is the current one again.
+    Restores the states of the global generators of Python, numpy and torch after the block: on the CPU and, if this
+    process has begun to use GPUs, on the current GPU, which also becomes the current one again.
     """
     states = random.getstate(), np.random.get_state()
     gpus = torch.get_device_module()                         # that of the CPU if this torch knows no GPU

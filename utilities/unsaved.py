@@ -1,4 +1,4 @@
-"""Names the state of a criterion, miner or sampler that changes in training, but that no checkpoint holds."""
+"""Notes on state of a criterion, miner or sampler that changes in training but is in no checkpoint."""
 import hashlib
 import inspect
 import numbers
@@ -11,9 +11,9 @@ import torch
 
 class Watch:
     """
-    Begun in a process's first epoch, after what is set for each epoch is set. At the first checkpoint after it, note()
-    prints a note on each tensor, array or number among the attributes of the `parts`, and in their lists and dicts,
-    that has changed and is in no state dict: a resumed run would go on without it. The dict `log`, which is only
+    Remembers the attributes of the `parts` in the first epoch of a process, after start_epoch() and set_epoch(). After
+    the next checkpoint, note() names each attribute whose tensors, arrays or numbers (also in lists and dicts) have
+    changed and are in no state dict: a resumed run would go on without them. The dict `log`, which is only
     recorded, does not count.
     """
 
@@ -48,7 +48,7 @@ def values_of(part):
 
 
 def digests(value, seen=()):
-    """Texts that stand for the tensors, arrays and numbers in a value, and in its lists and dicts."""
+    """Yields a hash or text of each tensor, array and number in a value, and in its lists and dicts."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     if isinstance(value, np.ndarray):

@@ -43,8 +43,8 @@ def damage(file, how, generator):
 
 def damaged(lab, n):
     """
-    A file of the run folder is cut off, removed or no text, or a bit of the checkpoint is changed: the resumed run
-    refuses it in a sentence, or ends as undisturbed.
+    A file of the run folder is cut off, removed or no longer text, or one bit of the checkpoint is changed: the resumed
+    run refuses the file with a message, or ends as an undisturbed run.
     """
     cases = [*itertools.product(FILES, ['cut', 'emptied', 'no UTF-8', 'removed']), (checkpoint.LAST, 'bit')]
     for (name, how), _ in itertools.product(cases, range(n)):
@@ -118,7 +118,7 @@ def unwritable_outputs(lab, n):
 
 
 def damaged_networks(lab, n):
-    """A file of an exported network is cut off, foreign or a pickle of code: a sentence, or the same network."""
+    """A file of an exported network is cut off, foreign or a pickle that runs code: a message, or the same network."""
     whole, ran = lab.folder / 'network', lab.folder / 'code_ran'
     if not whole.exists():
         export.write(configuration.parse(['--evaluate', str(lab.half)]), lab.half, whole, hub=True)

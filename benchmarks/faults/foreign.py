@@ -39,7 +39,8 @@ LINKS = {tarfile.SYMTYPE, tarfile.LNKTYPE}
 def hostile_archives(lab, n):
     """
     A download unpacks members that leave their folder, links and devices, bombs, damaged and cut archives, or an
-    archive of another checksum: refused in a sentence, or unpacked, and nothing outside the folder is changed.
+    archive of another checksum: it refuses them with a message, or unpacks them, and changes nothing outside the
+    folder.
     """
     for number in range(n):
         place = lab.folder / f'download_{lab.group()}'
@@ -184,8 +185,9 @@ def answer(port, method, path, body=None):
 
 def damaged_exports(lab, n):
     """
-    The file of an offline run of W&B is damaged, cut off, or has a record or value with other content and a checksum:
-    refused in a sentence; or the run has the same rows, or the first ones of them and counts as unfinished.
+    The file of an offline run of W&B is damaged, cut off, or has a record or value with other content and a valid
+    checksum: it is refused with a message; or the run has the same rows, or only the first of them and counts as
+    unfinished.
     """
     if importlib.util.find_spec('wandb') is None:
         return

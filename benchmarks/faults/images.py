@@ -54,7 +54,7 @@ def foreign_formats(lab, n):
 
 
 def bombs(lab, n):
-    """A small file of up to a gigapixel: refused in a sentence, within MEMORY, by main.py and by the page."""
+    """A small file of up to a gigapixel: main.py and the page refuse it with a message, within MEMORY."""
     for i in range(n):
         side = lab.random.randrange(14000, 32000)         # main.py has Pillow's limit, 179 megapixels
         content, group = black_png(side), lab.group()

@@ -116,7 +116,7 @@ def test_a_file_that_does_not_fit_is_refused(text, sentence, opt, tmp_path):
 @pytest.mark.parametrize('loss', ['margin', 'softmax+ntxent', 'softtriplet', 'ldam', 'torch:CrossEntropyLoss'])
 def test_losses_without_a_value_per_sample_are_refused(loss, opt):
     names = opt(loss=loss, batch_mining='distance', class_weights='balanced', n_classes=3)
-    with pytest.raises(UserError, match='--class_weights does not work with --loss .*, but with losses that have a'):
+    with pytest.raises(UserError, match='--class_weights does not work with --loss .*: it needs a loss that has a'):
         criteria.select(names, batch_mining.select(names))
 
 

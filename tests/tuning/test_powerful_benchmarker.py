@@ -109,12 +109,12 @@ def test_the_methods_of_training_keep_their_weights_and_optimizers(date, tmp_pat
     expect(opt, loss=f'{loss}+triplet', loss_weights=[1, 0.1], batch_mining=f'{miner}+random', daml=True,
            daml_real_weight=0, daml_weight=2, daml_reg_weight=3, daml_adv_weight=4, daml_layers=[1024], daml_lr=1e-4,
            daml_margin=0.02, loss_triplet_margin=0.02, loss_triplet_power=1, loss_triplet_active_only=True, **own)
-    assert '--daml is not wholly' in capsys.readouterr().out
+    assert '--daml differs from DeepAdversarialMetricLearning' in capsys.readouterr().out
     opt, _ = translated(write(tmp_path / 'cascade', options_of(date, 'cascade')))
     # Mixed_5d and Mixed_6e are the last modules of the blocks 7 and 12, counted from the stem
     expect(opt, loss=loss, batch_mining=miner.replace('none', 'all'), cascade=[7, 12], cascade_fractions=[1, 1], bs=80,
            arch='torchvision:inception_v3_frozen', embed_dim=3 * (512 if date == FIRST else 128), eval_normalize=True)
-    assert ('at each level by its own miner' in capsys.readouterr().out) == (date < '2020-05')
+    assert ('CascadedEmbeddings has a miner for each level' in capsys.readouterr().out) == (date < '2020-05')
     opt, _ = translated(write(tmp_path / 'classifier', options_of(date, 'classifier')))
     expect(opt, loss=f'{loss}+linear_classifier', loss_weights=[0, 1], arch='bninception_frozen', eval_normalize=True,
            loss_linear_classifier_lr=1e-4, **own)
