@@ -81,6 +81,9 @@ def build():
     add_threshold(index, 'what Evaluate_Network.py RUN open_set calibrated')
     for command in (query, serve):
         add_threshold(command, "the index's")
+        command.add_argument('--vote', metavar='K', type=command_line.COUNT, default=5,
+                             help='number of nearest images that vote for the class of a photo, the name of their '
+                                  'folder; 0: no class')
     index.add_argument('--codes', choices=['float32', 'int8'], default='float32',
                        help='how the embeddings are stored; int8: as codes of about a quarter of their size')
     for command in (query, add, remove, serve):
@@ -90,6 +93,8 @@ def build():
     query.add_argument('--k', type=command_line.POSITIVE_INT, default=10, help='number of nearest images')
     query.add_argument('--json', metavar='FILE',
                        help='also write the nearest images and their distances to this file; -: print them instead')
+    query.add_argument('--csv', metavar='FILE',
+                       help='write a row for each photo with its class, share and nearest image, and print no images')
     query.add_argument('--picture', metavar='FILE',
                        help='also draw the first 12 queries and up to 10 nearest images of each; .png or .svg')
     remove.add_argument('--missing', action='store_true', help='remove the images whose files no longer exist')

@@ -183,7 +183,7 @@ def network(run_or_export, device='cpu', trust=False):
         trust:         whether a .pt2 file may be loaded. torch.export unpickles what is in it, without restriction, so
                        that whoever wrote the file can run any code here: True only for files of your own.
 
-    Returns: a torch.nn.Module, uint8 RGB images [B, 3, S, S] -> embeddings [B, D], without gradients. Its attribute
+    Returns: a torch.nn.Module, uint8 RGB images [B, 3, H, W] -> embeddings [B, D], without gradients. Its attribute
     `description` is a dict: `input`, `before` (how images are resized and cropped before), `network` (a checksum).
 
     Raises ValueError with the message of `Evaluate_Network.py RUN export FILE` where a run cannot be exported, where

@@ -33,6 +33,7 @@ from utilities.command_line import (
     REAL,
     SIDE,
     Parser,
+    SizeOfImages,
     new_group,
     number,
     yaml_mapping,
@@ -174,10 +175,28 @@ def data_parameters(parser):
         help='probability of filling a random rectangle of a training image with the mean colour; 0 means never')
     add('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear', embedding=True,
         help='interpolation with which images and crops are resized, in training and evaluation')
-    add('--eval_size', type=SIDE, embedding=True,
-        help='height and width of the images in evaluation, in pixels; by default --input_size')
+    add('--eval_size', nargs='+', type=SIDE, action=SizeOfImages, metavar='PIXELS', embedding=True,
+        help='size of the images in evaluation, as --input_size, which is the default')
+    add('--eval_fit',
+        choices={'crop': 'the centre of the image', 'stretch': 'the whole image, stretched to the size',
+                 'pad': 'the whole image in its ratio, with the mean colour around it'}, embedding=True,
+        help='how images get their size in evaluation; by default stretch for the augmentations reid and characters, '
+             'else crop')
     add('--eval_resize', type=SIDE, embedding=True,
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
+    add('--eval_views', nargs='+', type=view, default=[], metavar='flip|FACTOR', embedding=True,
+        help='in evaluation: the mean embedding of each image, its mirror image (flip) and the image scaled by these '
+             'factors')
+
+
+def view(text):
+    """An argparse type: flip, or a factor by which the image is scaled."""
+    if text == 'flip':
+        return text
+    try:
+        return POSITIVE(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f'expected flip or a positive number, not {text}') from None
 
 
 def frozen_part(text):
@@ -228,8 +247,8 @@ def network_parameters(parser):
         help='number of blocks, from the first on, with prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained',
            help='start from random instead of pretrained weights')
-    add('--input_size', type=SIDE, embedding=True,
-        help='height and width of the input images in pixels; by default as the network expects')
+    add('--input_size', nargs='+', type=SIDE, action=SizeOfImages, metavar='PIXELS', embedding=True,
+        help='side of the square input images in pixels, or height and width; by default as the network expects')
     add('--input_mean', nargs='+', type=REAL, embedding=True,
         help='mean of the input images per channel, for values in [0, 1]; by default as the network expects')
     add('--input_std', nargs='+', type=POSITIVE, embedding=True,
@@ -399,6 +418,10 @@ def evaluation_parameters(parser):
                  'within': 'of the class, in a gallery of its super-class',
                  'across': 'of the class, from another group, such as a camera'}, default=['class'],
         help='images that count as positives')
+    add('--eval_draws', metavar='N', type=COUNT, default=0,
+        help='number of random galleries of a few images of each class, with all others as queries; 0: none')
+    add('--eval_draw_size', metavar='K', type=POSITIVE_INT, default=1,
+        help='--eval_draws: number of images of each class in a random gallery')
     add('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'], obsolete=True,
         help='without effect, since a network has one kind of embedding; for scripts of the public code')
 

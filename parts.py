@@ -20,6 +20,7 @@ from datasets import class_vectors
 from records import backends, checkpoint
 from utilities import command_line, device, loss_sums, machine, pml, processes, torch_losses, unsaved
 from utilities.errors import UserError, choose
+from utilities.image_size import sides, written
 from utilities.kept_features import KeptFeatures
 from utilities.namespace import changed, unnoted
 from utilities.randomness import preserved, seed_everything
@@ -215,7 +216,10 @@ def prepare(opt):
     opt.n_features = backbone.n_features
     opt.n_maps = architectures.embedding_network.count_maps(backbone)
     evaluation.check_data(unnoted(opt), data)
-    return Parts(build_network(opt, backbone), data)
+    model = build_network(opt, backbone)
+    if 'why' in opt.pictures:
+        evaluation.why.check(opt, model)
+    return Parts(model, data)
 
 
 def fit_embedding(opt, parts):
@@ -285,8 +289,9 @@ def load_teacher(opt, size):
         network = build_network(own, build_backbone(own))
     load_weights(own, f'--distill {opt.distill}', states, network)
     if network.input_size != size:
-        raise UserError(f'--distill {opt.distill}: its network takes images of {network.input_size} pixels, and this '
-                        f'run\'s network images of {size}; give this run --input_size {network.input_size}')
+        raise UserError(f'--distill {opt.distill}: its network takes images of {written(network.input_size)} pixels, '
+                        f'and this run\'s network images of {written(size)}; give this run --input_size '
+                        f'{" ".join(map(str, dict.fromkeys(sides(network.input_size))))}')
     print(f'teacher: {own.arch} of {checkpoint.find(opt.distill)}, epoch {states["epoch"]}')
     checksum = Checksum(f'the network of {opt.distill}', checkpoint.checksum(states['model']))
     return network.requires_grad_(False), checksum
@@ -427,9 +432,10 @@ def summary(opt, folder, built, first):
     """The lines that are printed before the run: its folder, network, device and data."""
     place = f'{folder}, continued at epoch {first}' if first else folder
     n_parameters = sum(parameter.numel() for parameter in built.model.parameters())
+    size = written(built.model.input_size)
     splits = [describe_split(name, part) for name, part in built.data.description['splits'].items()]
     return (f'run folder: {place}\n'
-            f'{opt.arch}: {n_parameters:,} parameters, images of {built.model.input_size} pixels, {opt.device}\n'
+            f'{opt.arch}: {n_parameters:,} parameters, images of {size} pixels, {opt.device}\n'
             f'{opt.dataset}: {"; ".join(splits)}')
 
 

@@ -17,6 +17,7 @@ from architectures import (
 from architectures.embedding_network import Backbone, EmbeddingNetwork, count_features
 from utilities import public
 from utilities.errors import UserError, choose, nearest, undeclared_flags
+from utilities.image_size import in_evaluation, sides, written
 from utilities.namespace import changed
 
 ARCHITECTURES = {
@@ -92,10 +93,12 @@ def select_backbone(opt):
             raise UserError(f'--arch {opt.arch}: _double means --pool avg_max; leave --pool {opt.pool} out')
         opt = changed(opt, pool='avg_max')
     backbone.pool = pooling.select(opt, backbone)
-    backbone.n_features = count_features(backbone, opt)
-    if opt.eval_size and count_features(backbone, opt, 'eval_size') != backbone.n_features:
-        raise UserError(f'--eval_size {opt.eval_size}: --arch {opt.arch} has another number of features for images of '
-                        'this size than for training images; give --pool, or leave --eval_size out')
+    given = f'--input_size {written(backbone.size)}'
+    backbone.n_features = count_features(backbone, opt, sides(backbone.size), given)
+    for given, size in in_evaluation(opt, backbone.size).items():
+        if count_features(backbone, opt, size, given) != backbone.n_features:
+            raise UserError(f'{given}: --arch {opt.arch} has another number of features for images of this size than '
+                            f'for training images; give --pool, or leave {given.split()[0]} out')
     return backbone
 
 

@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from utilities import device, exchange, processes
 from utilities.errors import UserError
+from utilities.image_size import sides
 
 OF_TORCH = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 
@@ -121,7 +122,7 @@ def check_pieces(opt, model):
     hooks = [layer.register_forward_pre_hook(
         lambda layer, inputs, name=name: lone.append(name) if inputs[0].numel() == inputs[0].shape[1] else None)
         for layer, name in zip(layers, names, strict=True)]
-    model.eval()(torch.zeros(1, 3, model.input_size, model.input_size, device=opt.device))
+    model.eval()(torch.zeros(1, 3, *sides(model.input_size), device=opt.device))
     for hook in hooks:
         hook.remove()
     for module, mode in modes:

@@ -9,6 +9,7 @@ import torch
 from architectures import depth, pooling
 from architectures.embedding_layer import embedding_layer
 from utilities.errors import UserError
+from utilities.image_size import sides
 from utilities.namespace import changed
 
 
@@ -28,7 +29,7 @@ class InnerLevels(torch.nn.Module):
             block = backbone.network.get_submodule(name)
             block.register_forward_hook(functools.partial(self.keep, name, backbone.n_prefix + opt.prompts))
         with torch.no_grad():
-            backbone.network.eval()(torch.zeros(1, 3, backbone.size, backbone.size))
+            backbone.network.eval()(torch.zeros(1, 3, *sides(backbone.size)))
         for block, name in zip(opt.cascade, self.names, strict=True):
             if self.features.get(name) is None:
                 raise UserError(f'--cascade {block}: --arch {opt.arch} gives neither maps nor tokens there; choose '

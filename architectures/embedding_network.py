@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from architectures import cascade, depth, low_rank, pooling, prompts
 from architectures.embedding_layer import embedding_layer
 from utilities.errors import UserError
+from utilities.image_size import sides
 
 N_CLASSES = 1000                        # number of ImageNet's classes
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -33,7 +34,7 @@ def remove_classifier(network, arch):
 class Backbone:
     """
     network:  normalised images [B, 3, H, W] -> pooled features [B, F], without a classifier.
-    size:     the side of its input images in pixels.
+    size:     the size of its input images in pixels, one number or [height, width].
     mean, std: per channel, of images in [0, 1], in the channel order of the network.
     bgr:      whether that order is blue, green, red.
     head:     name prefixes of the removed classifiers in weight files.
@@ -69,17 +70,17 @@ class Backbone:
 
 
 @torch.no_grad()
-def count_features(backbone, opt, flag='input_size'):
+def count_features(backbone, opt, size, given):
     """
-    F, found with one black image of the size `flag`, or of the backbone's size. Raises UserError if the network cannot
-    process images of this size, if its output is not one vector per image, or if --pool does not suit it.
+    F, found with one black image of the size (height, width); given: the flag and its value from which the size comes.
+    Raises UserError if the network cannot process images of this size, if its output is not one vector per image, or if
+    --pool does not suit it.
     """
-    take, size = backbone.maps if backbone.pool else torch.nn.Module.__call__, getattr(opt, flag) or backbone.size
+    take = backbone.maps if backbone.pool else torch.nn.Module.__call__
     try:
-        output = take(backbone.network.eval(), torch.zeros(1, 3, size, size))
+        output = take(backbone.network.eval(), torch.zeros(1, 3, *size))
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f'--{flag} {size}: the network cannot process images of this size ({error})'
-                        ) from None
+        raise UserError(f'{given}: the network cannot process images of this size ({error})') from None
     if backbone.pool:
         pooling.check(opt, output)
         output = backbone.pool(output)
@@ -97,7 +98,7 @@ def count_maps(backbone):
     """
     if backbone.maps is None:
         return None
-    maps = backbone.maps(backbone.network.eval(), torch.zeros(1, 3, backbone.size, backbone.size))
+    maps = backbone.maps(backbone.network.eval(), torch.zeros(1, 3, *sides(backbone.size)))
     is_one_size = isinstance(maps, torch.Tensor) and maps.dim() == 4
     if is_one_size and (backbone.pool or maps.shape[1] == backbone.n_features):
         return maps.shape[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 from architectures import weights
 from architectures.embedding_network import Backbone
 from utilities.errors import UserError
+from utilities.image_size import in_evaluation, sides, written
 
 NAMES = 'timm.list_models()'
 SOURCES = ('hf-hub:', 'local-dir:')
@@ -81,15 +82,21 @@ def converted(network, state):
     return convert(state, network) if convert and same_patches else state
 
 
-def check_size(opt, timm, network):
-    """Raises UserError for a size that is no multiple of the patch size; timm would ignore the rest of the image."""
+def check_size(opt, timm, network, size):
+    """
+    Raises UserError for a size that is no multiple of the patch size; timm would ignore the rest of the image. size:
+    the network's.
+    """
     patches = getattr(network, 'patch_embed', None)
-    if isinstance(patches, timm.layers.PatchEmbed) and not patches.dynamic_img_pad:
-        for flag in ('input_size', 'eval_size'):
-            side, size = patches.patch_size[0], getattr(opt, flag)
-            if size and size % side:
-                below, above = size // side * side, (size // side + 1) * side
-                raise UserError(f'--{flag} {size}: --arch {opt.arch} divides images into patches of {side} pixels; '
+    if not isinstance(patches, timm.layers.PatchEmbed) or patches.dynamic_img_pad:
+        return
+    sizes = {f'--input_size {written(opt.input_size)}': sides(opt.input_size)} if opt.input_size else {}
+    for given, lengths in (sizes | in_evaluation(opt, size)).items():
+        for length, side in zip(lengths, patches.patch_size, strict=True):
+            if length % side:
+                below, above = length // side * side, (length // side + 1) * side
+                pixels = f' ({length} pixels)' if given.startswith('--eval_views') else ''
+                raise UserError(f'{given}{pixels}: --arch {opt.arch} divides images into patches of {side} pixels; '
                                 f'give a multiple, such as {f"{below} or " if below else ""}{above}')
 
 
@@ -101,8 +108,9 @@ def backbone(opt, name):
     fixed_size = timm.get_pretrained_cfg(own_name).fixed_input_size
     arguments = {'img_size': opt.input_size} if opt.input_size and fixed_size else {}
     network = timm.create_model(name, pretrained=False, num_classes=0, **arguments)
-    check_size(opt, timm, network)
     config = timm.data.resolve_model_data_config(network)
+    size = opt.input_size or config['input_size'][1]
+    check_size(opt, timm, network, size)
 
     def download():
         if name.startswith(SOURCES):
@@ -110,7 +118,7 @@ def backbone(opt, name):
         return timm.create_model(name, pretrained=True, num_classes=0, **arguments).state_dict()
 
     head = network.pretrained_cfg['classifier'] or ()
-    return Backbone(network, opt.input_size or config['input_size'][1], tuple(config['mean']), tuple(config['std']),
+    return Backbone(network, size, tuple(config['mean']), tuple(config['std']),
                     head=tuple(f'{name}.' for name in ([head] if isinstance(head, str) else head)), download=download,
                     converted=converted, maps=maps, n_prefix=getattr(network, 'num_prefix_tokens', None) or 0,
                     takes_prompts=isinstance(network, timm.models.VisionTransformer | timm.models.Eva))
@@ -118,9 +126,8 @@ def backbone(opt, name):
 
 def save(opt, network, folder):
     """Writes weights and config.json of the backbone of an EmbeddingNetwork to `folder`, as timm loads them."""
-    size = network.input_size
     library().models.save_for_hf(network.backbone, folder, safe_serialization=True, data_config={
-        'input_size': (3, size, size), 'interpolation': opt.interpolation,
+        'input_size': (3, *sides(network.input_size)), 'interpolation': opt.interpolation,
         'mean': tuple(network.mean.flatten().tolist()), 'std': tuple(network.std.flatten().tolist())})
     config = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
     for name in ('tag', 'license'):    # facts about timm's weights, not about these

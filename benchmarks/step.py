@@ -26,6 +26,7 @@ from parts import Parts
 from training_step import TrainingStep
 from utilities import device, exchange, machine, processes
 from utilities.errors import UserError
+from utilities.image_size import sides
 from utilities.randomness import seed_everything
 
 ON_CPU = ['--arch', 'conv4_frozen_normalize', '--input_size', '32', '--device', 'cpu']
@@ -48,7 +49,7 @@ class Case:
             model = model.to(memory_format=torch.channels_last)
         size = model.input_size
         opt.n_classes = -(-opt.bs // 2)
-        self.images, self.labels = torch.rand(opt.bs, 3, size, size, device=opt.device), torch.arange(opt.bs) // 2
+        self.images, self.labels = torch.rand(opt.bs, 3, *sides(size), device=opt.device), torch.arange(opt.bs) // 2
         miner = batch_mining.select(opt)
         criterion = criteria.select(opt, miner and self.timed('miner', miner)).to(opt.device)
         self.built = Parts(model.to(opt.device), None, criterion, miner)

@@ -3,6 +3,7 @@ from criteria import (
     angular,
     antico,
     arcface,
+    center,
     circle,
     contextual,
     contrastive,
@@ -88,6 +89,7 @@ CRITERIA = {
     'dr_triplet': dr_triplet,
     # later papers
     'antico': antico,
+    'center': center,
     'circle': circle,
     'contextual': contextual,
     'dcl': dcl,

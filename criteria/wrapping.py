@@ -188,7 +188,7 @@ def build_loss(opt, miner):
         built = loss.Criterion(opt)
     else:
         built = loss.Criterion(opt, miner)
-    built.needs_pairs = loss.REQUIRES_BATCHMINER or not any(True for _ in built.parameters())
+    built.needs_pairs = loss.REQUIRES_BATCHMINER or not built.state_dict()
     return finished(built)
 
 
@@ -277,8 +277,8 @@ def inputs(criterion):
 
 def needs_pairs(criterion):
     """
-    Whether a criterion is zero in a batch without pairs of a class: whether a loss in it takes a miner, or trains no
-    parameters, and has no memory bank.
+    Whether a criterion is zero in a batch without pairs of a class: whether a loss in it takes a miner, or has no
+    weights, proxies or centres, and no memory bank.
     """
     if isinstance(criterion, cross_batch_memory.CrossBatchMemory):
         return False

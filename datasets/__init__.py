@@ -64,7 +64,7 @@ def check(opt, changed):
 
 
 def select(opt, input_size):
-    """The splits of --dataset, with images of `input_size` pixels. Raises UserError if images are missing."""
+    """The splits of --dataset, with images of the size `input_size`. Raises UserError if images are missing."""
     table = choose(DATASETS, opt.dataset, '--dataset').load(opt)
     check_names(table)
     note_ignored(table.ignored)
@@ -112,7 +112,7 @@ def at_level(table, opt):
 
 
 def pipelines(opt, input_size):
-    """The (training, evaluation) pipelines of --dataset for images of `input_size` pixels."""
+    """The (training, evaluation) pipelines of --dataset for images of the size `input_size`."""
     module = choose(DATASETS, opt.dataset, '--dataset')
     return transforms.select(opt, input_size, getattr(module, 'CHARACTERS', False))
 

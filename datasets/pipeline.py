@@ -10,6 +10,42 @@ from torchvision.transforms import v2
 from utilities.errors import UserError
 
 
+class Fit(v2.Resize):
+    """
+    Resizes an image in its own ratio: to the largest size inside the box `size` (height, width), or, if it `covers` the
+    box, to the smallest size around it.
+    """
+
+    def __init__(self, size, covers):
+        super().__init__(size)
+        self.covers = covers
+
+    def size_of(self, height, width):
+        """The (height, width) to which an image of this size is resized."""
+        choose = max if self.covers else min
+        scale = choose(self.size[0] / height, self.size[1] / width)
+        fitted = round(height * scale), round(width * scale)
+        return tuple(max(1, choose(side, limit)) for side, limit in zip(fitted, self.size, strict=True))
+
+    def transform(self, image, params):
+        size = self.size_of(*v2.functional.get_size(image))
+        return v2.functional.resize(image, size, interpolation=self.interpolation, antialias=self.antialias)
+
+
+class PadTo(v2.Transform):
+    """Pads an image in RGB evenly to `size` (height, width) with a colour."""
+
+    def __init__(self, size, colour):
+        super().__init__()
+        self.size, self.colour = size, colour
+
+    def transform(self, image, params):
+        height, width = v2.functional.get_size(image)
+        left, top = (self.size[1] - width) // 2, (self.size[0] - height) // 2
+        sides = [left, top, self.size[1] - width - left, self.size[0] - height - top]
+        return v2.functional.pad(image, sides, fill=list(self.colour))
+
+
 @dataclass
 class Pipeline:
     """
@@ -161,6 +197,8 @@ def reduced(photo, size, height, width):
 
 def size_after(resize, photo):
     """The (height, width) to which v2.Resize resizes a photo; a single number is the length of the shorter side."""
+    if isinstance(resize, Fit):
+        return resize.size_of(photo.height, photo.width)
     if len(resize.size) == 2:
         return resize.size
     shorter = resize.size[0]

@@ -1,5 +1,5 @@
 """Evaluates one network: which images (protocol.py), the metrics of their embeddings (metrics.py), and pictures."""
-from evaluation import curves, geometry, ranking
+from evaluation import curves, geometry, ranking, why
 from evaluation.embedding import embed, independent_of_batch
 from evaluation.metrics import METRICS, Pool, compute, parse
 from evaluation.pictures import PICTURES, distances_by_split, draw
@@ -22,4 +22,4 @@ from evaluation.titles import table
 __all__ = ['METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'compute',
            'curves', 'distances_by_split', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry',
            'independent_of_batch', 'metric_and_level', 'parse', 'ranking', 'show', 'split_of_pictures',
-           'splits_to_evaluate', 'storage_metrics', 'table', 'validate', 'write_embeddings']
+           'splits_to_evaluate', 'storage_metrics', 'table', 'validate', 'why', 'write_embeddings']

@@ -16,6 +16,7 @@ from evaluation.ranking.neighbours import Search
 from utilities import exchange, processes, stopping
 from utilities.errors import RunFailed
 from utilities.files import atomic
+from utilities.image_size import scaled
 from utilities.kept_features import Batch
 from utilities.loading import Loader, evaluation_batches, evaluation_loader, network_input
 
@@ -39,14 +40,28 @@ def network_outputs(network, images, with_maps=False):
     return outputs
 
 
-def embed_batch(network, images):
+def embed_batch(network, images, views=()):
     """
     How images are embedded in evaluation, by Evaluate_Network.py, in an index and its queries, by torch.hub's network
-    and by a teacher: images as in network_outputs() -> embeddings [B, D] and pooled features [B, F].
+    and, without views, by a teacher: images as in network_outputs() -> embeddings [B, D] and pooled features [B, F],
+    the means over the images and their --eval_views, which the network gets one after the other.
 
-    A change, such as the mean over an image and its mirror image, belongs here, and acts in all of them.
+    A change belongs here, and acts in all of them.
     """
-    return network_outputs(network, images)
+    outputs = network_outputs(network, images)
+    further = [view for view in views if view != 1]
+    for view in further:
+        outputs = [total + own for total, own in zip(outputs, network_outputs(network, seen(images, view, network)),
+                                                     strict=True)]
+    return [total / (1 + len(further)) for total in outputs]
+
+
+def seen(images, view, network):
+    """A view of images [B, 3, H, W]: flip, the mirror images; or a factor, by which height and width are scaled."""
+    if view == 'flip':
+        return images.flip(-1)
+    pixels = network_input(images, network.mean.device)
+    return F.interpolate(pixels, scaled(pixels.shape[2:], view), mode='bilinear', antialias=True)
 
 
 def compared(embeddings, normalize):
@@ -61,11 +76,14 @@ class Embedded:
     images:     the ImageSet they come from, with its labels and paths.
     ranking:    None, or embeddings -> (queries, gallery), whose inner product is the score in place of the distance.
     norms:      [N] float32 array, the norms of the embeddings before the network normalised them; None if unknown.
+    network, of_features: the EmbeddingNetwork, and whether these are its pooled features; None if unknown.
     """
     embeddings: torch.Tensor
     images: torch.utils.data.Dataset
     ranking: Callable | None = None
     norms: np.ndarray | None = None
+    network: torch.nn.Module | None = None
+    of_features: bool = False
 
     def search(self):
         ranking = self.ranking(self.embeddings) if self.ranking else None
@@ -91,7 +109,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
         if images.kept and not isinstance(batch, Batch):
             batch = Batch(images, indices, batch)
         with precision:
-            found = embed_batch(model, batch)
+            found = embed_batch(model, batch, opt.eval_views)
             norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before normalisation
         embedded = found[int(features)]
         rows = slice(int(indices[0]), int(indices[0]) + len(batch))
@@ -105,7 +123,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     if bad.any():
         raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite; the first '
                         f'belongs to {images.sources[int(np.flatnonzero(bad.cpu())[0])]}')
-    return Embedded(embeddings, images, norms=norms[:, 0].cpu().numpy())
+    return Embedded(embeddings, images, norms=norms[:, 0].cpu().numpy(), network=model, of_features=features)
 
 
 @torch.inference_mode()

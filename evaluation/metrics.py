@@ -49,6 +49,7 @@ METRICS = {
     'mAP_1000': Metric('ranks', retrieval.mean_average_precision(1000), depth=lambda n_positives: 1000),
     'mAP_lim': Metric('ranks', retrieval.mean_average_precision(1023), depth=lambda n_positives: 1023),
     'mAP_c': Metric('ranks', retrieval.map_at_r, depth=lambda n_positives: n_positives),
+    'minp': Metric('ranks', retrieval.inverse_negative_penalty),
     'h_ap': Metric('levels', hierarchy.h_ap),
     'asi': Metric('levels', hierarchy.asi),
     'ndcg': Metric('levels', hierarchy.ndcg),
@@ -163,6 +164,7 @@ class Job:
     ranking: Callable | None = None
     backend: str = 'auto'
     n_bootstrap: int = 0
+    draws: tuple | None = None
     search: Callable = neighbours.Search
 
     def transformed(self, embeddings):
@@ -189,6 +191,8 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
         ranking:     None, or embeddings [N, D] -> (queries [N, K], gallery [N, K]), whose inner product is the score.
         backend:     how to rank, one of ranking.ranks.BACKENDS.
         n_bootstrap: number of resamples of the classes for an interval of each retrieval metric; 0: no intervals.
+        draws:       None, or (n, size): the metrics of ranks are means over n random galleries of `size` images of each
+                     class, with the other images as queries; their standard deviations have columns.deviation names.
         search:      what ranks in the metrics of ranks: neighbours.Search, or a re-ranking with its arguments.
 
     Returns: {metric: float, or array for rho_spectrum@0}, and with n_bootstrap the ends of the intervals, named by
@@ -213,7 +217,7 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
             space = job.on_cosines() if cosine and wanted else job
             for needs in {metric.needs: None for metric, _ in wanted.values()}:
                 values |= SHARED[needs]({name: rest for name, rest in wanted.items() if rest[0].needs == needs}, space)
-    return {name: values[name] for metric in metrics for name in (metric, *columns.interval(metric)) if name in values}
+    return {name: values[name] for metric in metrics for name in (metric, *columns.beside(metric)) if name in values}
 
 
 def finite(embeddings):
@@ -241,6 +245,8 @@ def full_precision():
 
 def from_ranks(metrics, job):
     """The metrics, averaged over the queries with a positive, and with n_bootstrap their intervals."""
+    if job.draws:
+        return from_draws(metrics, job)
     per_image = {name: np.full(len(job.pool.labels), np.nan) for name in metrics}
     for images, arguments in job.pool.parts():
         search = job.search(**arguments, ranking=job.transformed(arguments['embeddings']))
@@ -253,6 +259,23 @@ def from_ranks(metrics, job):
                 values = metric.function(ranks, search.n_positives[queries], *argument)
                 per_image[name][images[search.query_index[queries]]] = per_query(name, values, len(queries))
     return summarised(metrics, per_image, job)
+
+
+def from_draws(metrics, job):
+    """As from_ranks, the means over random galleries, and their standard deviations."""
+    (_, arguments), = job.pool.parts()
+    search = job.search(**arguments, ranking=job.transformed(arguments['embeddings']))
+    n_draws, size = job.draws
+    per_image = [{name: np.full(len(job.pool.labels), np.nan) for name in metrics} for _ in range(n_draws)]
+    for number, rows, ranks, n_positives in ranking.drawn_ranks(search, n_draws, size, job.seed):
+        for name, (metric, argument) in metrics.items():
+            values = metric.function(ranks, n_positives, *argument)
+            per_image[number][name][search.query_index[rows]] = per_query(name, values, len(rows))
+    drawn = [summarised(metrics, found, replace(job, n_bootstrap=0)) for found in per_image]
+    values = {name: float(np.mean([found[name] for found in drawn])) for name in metrics}
+    if n_draws > 1:
+        values |= {columns.deviation(name): float(np.std([found[name] for found in drawn], ddof=1)) for name in metrics}
+    return values
 
 
 def from_levels(metrics, job):

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from evaluation import geometry, ranking, verification
+from evaluation import why as explanations
 from evaluation.protocol import embed_splits, split_of_pictures
-from evaluation.ranking.nearest import first, nearest
+from evaluation.ranking.nearest import first, nearest, split_by_class
 from utilities import plotting, processes
 from utilities.arrays import chunks
 from utilities.errors import UserError
@@ -336,5 +338,51 @@ def confidence(embedded, seed):
     return figure
 
 
+def why(embedded, seed, n_queries=4):
+    """
+    Queries with their nearest image of the same class and their nearest image of another class. In both images of a
+    pair, yellow places add most to the cosine of the pair (why.py), and blue places lower it.
+    """
+    search, images, network = embedded.search(), embedded.images, embedded.network
+    queries, _ = sample_queries(embedded, seed, n_queries, 1)
+    if not len(queries) or len(np.unique(images.labels)) < 2:
+        return None
+    rows = np.searchsorted(search.query_index, queries)
+    of_own, own, others = split_by_class(search, rows)
+    right, wrong = (search.gallery_index[first(search, rows, *some)[0][:, 0]]
+                    for some in ((of_own, 1, own), (others, 1)))
+    unit = F.normalize(embedded.embeddings.to(network.mean.device), dim=1)
+
+    def maps(one, other):
+        return [explanations.similarity_map(network, images[int(index)][0], unit[partner], embedded.of_features)
+                for index, partner in ((one, other), (other, one))]
+
+    drawn = []
+    for query, *pair in zip(queries, right, wrong, strict=True):
+        found = [maps(query, other) for other in pair]
+        top = max(float(part.abs().max()) for part in (*found[0], *found[1]))
+        tiles = [(pixels(images, query), 'black', 'query')]
+        for other, parts, colour in zip(pair, found, (RIGHT, WRONG), strict=True):
+            cosine = f'cosine {float(parts[0].sum()):.3f}'
+            tiles += [(heated(pixels(images, query), parts[0], top), plotting.GREY, cosine),
+                      (heated(pixels(images, other), parts[1], top), colour, short(
+                          images.class_names[images.labels[other]]))]
+        drawn.append((short(images.class_names[images.labels[query]], 60), tiles))
+    exact = explanations.is_exact(network, images[int(queries[0])][0], unit[right[0]], embedded.of_features)
+    drawn[0] = (drawn[0][0] + ('' if exact else ' (maps by the gradient, since the pooling or the embedding layer is '
+                               'not linear)'), drawn[0][1])
+    return plotting.panel(drawn, breaks=(1, 3))
+
+
+def heated(image, added, top):
+    """An image [H, W, 3] uint8 in grey, under colours of what each place adds, [h, w], up to `top`; blue below 0."""
+    import matplotlib
+    added = F.interpolate(added[None, None], image.shape[:2], mode='bicubic')[0, 0].numpy() / top
+    heat = 255 * matplotlib.colormaps['inferno'](np.clip(added, 0, 1))[:, :, :3]
+    heat = np.where(added[:, :, None] < 0, np.array([0, 114, 178]) * np.clip(-added, 0, 1)[:, :, None], heat)
+    grey = image.mean(axis=2, keepdims=True)
+    return (0.5 * grey + 0.5 * heat).clip(0, 255).round().astype(np.uint8)
+
+
 PICTURES = {'retrieval': retrieval, 'tsne': tsne, 'umap': umap, 'spectrum': spectrum, 'distances': distances,
-            'classes': classes, 'roc': roc, 'utility': utility, 'confidence': confidence}
+            'classes': classes, 'roc': roc, 'utility': utility, 'confidence': confidence, 'why': why}

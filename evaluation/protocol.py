@@ -21,7 +21,7 @@ from utilities.randomness import preserved
 
 # Needs of the metrics (Metric.needs) that levels can serve besides `class`, which serves all: `within` and `across`
 # differ from it in the galleries only.
-NEEDS_OF_LEVELS = {'parent': ('ranks', 'clusters'), 'within': ('ranks',), 'across': ('ranks',)}
+NEEDS_OF_LEVELS = {'parent': ('ranks', 'clusters'), 'within': ('ranks',), 'across': ('ranks',), 'draws': ('ranks',)}
 
 
 def evaluate(opt, model, data, criterion=None, epoch=None):
@@ -67,16 +67,22 @@ def compute_metrics(opt, embedded, splits, metrics):
               'collapsed, and metrics of neighbours mean nothing. A lower --lr, or another loss or miner, may help.',
               file=sys.stderr)
     for split in splits:
-        for level in opt.eval_level:
+        for level in levels(opt):
             part = embedded[split]
             pool = build_pool(opt, embedded, split, level)
             labels = level_labels(part.images, level)
             embeddings, labels = without_distractors(part.embeddings, labels, part.images)
             names = [name for name in metrics if is_computed(name, level)]
             values = compute(names, embeddings, labels, seed=opt.seed, ranking=part.ranking, pool=pool,
-                             n_bootstrap=opt.bootstrap)
+                             n_bootstrap=opt.bootstrap,
+                             draws=(opt.eval_draws, opt.eval_draw_size) if level == 'draws' else None)
             row |= {Column(split, name, level).name: value for name, value in values.items()}
     return row
+
+
+def levels(opt):
+    """The levels of --eval_level, and with --eval_draws the level `draws`."""
+    return [*opt.eval_level, *(['draws'] if opt.eval_draws else [])]
 
 
 def is_computed(metric, level):
@@ -258,8 +264,9 @@ def check_metrics(opt):
         if not parse(metric)[1].selects:
             raise UserError(f'--storage_metrics {name}: its value does not say which network is better; choose a '
                             'retrieval or clustering metric')
-        if level not in opt.eval_level:
-            raise UserError(f'--storage_metrics {name}: the level {level} is not evaluated; add it to --eval_level')
+        if level not in levels(opt):
+            add = '; give --eval_draws' if level == 'draws' else '; add it to --eval_level'
+            raise UserError(f'--storage_metrics {name}: the level {level} is not evaluated{add}')
         if not is_computed(metric, level):
             raise UserError(f'--storage_metrics {name}: {metric} is not computed at the level {level}; choose another '
                             'metric, or add class to --eval_level')
@@ -273,6 +280,8 @@ def check_data(opt, data):
     if 'across' in opt.eval_level and any(images.groups is None for images in several):
         raise UserError(f'--eval_level across: --dataset {opt.dataset} has no groups (cameras, places, days) here; '
                         'give --dataset folder and a --csv with a column group')
+    if opt.eval_draws:
+        check_draws(opt, data)
     if (opt.eval_reference != 'self' or opt.pca) and 'train' not in data.evaluation:
         flag = f'--pca {opt.pca}' if opt.eval_reference == 'self' else f'--eval_reference {opt.eval_reference}'
         raise UserError(f'{flag} needs the training split, and --dataset {opt.dataset} has none here: leave it out')
@@ -291,6 +300,19 @@ def check_data(opt, data):
         if not any(of_training & {*getattr(images, names)} for images in evaluated):
             raise UserError(f'--eval_reference train: no evaluated {kind} is a training {kind}, so that no query has a '
                             'positive; choose all, or make a validation split with --tv_split_by_samples')
+
+
+def check_draws(opt, data):
+    """Raises UserError where no image remains as a query beside the drawn galleries, or where distractors have none."""
+    for split in splits_to_evaluate(opt, data):
+        images = data.evaluation[split]
+        if images.is_distractor is not None:
+            raise UserError('--eval_draws draws images of each class, and distractors have no class; leave it out')
+        is_query, in_gallery = images.roles
+        sizes = np.bincount(images.labels[is_query & in_gallery], minlength=1)
+        if sizes.max() <= opt.eval_draw_size and not (is_query & ~in_gallery).any():
+            raise UserError(f'--eval_draw_size {opt.eval_draw_size}: no class of the {split} split has more images, so '
+                            'that none remains as a query; give a smaller number')
 
 
 def note_skipped(opt, data):

@@ -49,6 +49,14 @@ def trapezoidal_average_precision(ranks, n_positives):
     return (((found + 1) / ranks + before) * exists).sum(axis=1) / (2 * n_positives)
 
 
+def inverse_negative_penalty(ranks, n_positives):
+    """
+    The number of positives over the rank of the last one. Ye et al., Deep Learning for Person Re-identification: A
+    Survey and Outlook, TPAMI 2021, https://arxiv.org/abs/2001.04193, Eq. 9.
+    """
+    return n_positives / ranks[np.arange(len(ranks)), n_positives - 1]
+
+
 def auroc(confidence, correct):
     """
     The area under the ROC curve: the probability that a correct answer has a higher confidence than a wrong one; equal

@@ -8,7 +8,7 @@ from utilities.text_tables import aligned
 METRICS = {
     'e_recall@': 'R@', 'recall@': 'R@', 'precision_at_1': 'P@1', 'r_precision': 'RP', 'map_at_r': 'MAP@R',
     'mAP_trapezoid': 'mAP (trapezoid)', 'mAP_1000': 'mAP@1000', 'mAP_lim': 'mAP@1023', 'mAP_c': 'mAP@R',
-    'h_ap': 'H-AP', 'asi': 'ASI', 'ndcg': 'NDCG',
+    'minp': 'mINP', 'h_ap': 'H-AP', 'asi': 'ASI', 'ndcg': 'NDCG',
     'r_auroc': 'R-AUROC', 'nmi': 'NMI', 'ami': 'AMI', 'f1': 'F1', 'opis': 'OPIS', 'tpr@': 'TPR@',
     'os_auroc': 'AUROC', 'os_fpr@0.95': 'FPR@TPR=0.95', 'os_fnir@': 'FNIR@FPIR=', 'os_oscr': 'OSCR', 'os_baks': 'BAKS',
     'os_baus': 'BAUS', 'os_gm': 'GM', 'os_fpir': 'FPIR', 'os_fnir': 'FNIR', 'os_threshold': 'threshold',

@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 SPLITS = ('train', 'val', 'test')
-LEVELS = ('class', 'parent', 'within', 'across')
+LEVELS = ('class', 'parent', 'within', 'across', 'draws')
 LOSS = 'train_loss'
 SEM = 'sem_'
 EMA = 'ema_'
@@ -117,8 +117,18 @@ def interval(name):
     return f'{name}_low', f'{name}_high'
 
 
-def is_interval(name):
-    return name.endswith(('_low', '_high'))
+def deviation(name):
+    """The column of the standard deviation of a metric over random galleries (--eval_draws)."""
+    return f'{name}_std'
+
+
+def beside(name):
+    """All columns that may stand beside that of a metric, and that describe it."""
+    return *interval(name), deviation(name)
+
+
+def is_beside(name):
+    return name.endswith(beside(''))
 
 
 def at_backend(name):

@@ -17,7 +17,8 @@ class Group:
 
     method:   the name that naming.methods gives the setting.
     expected: the seeds that should be there.
-    data:     the data set in column names: <dataset>@<hash> where its groups have several test sets.
+    data:     the data set in column names: <dataset>@<hash> where its groups have several test sets, and with
+              +<views> at the end where only some of its groups have these --eval_views.
     """
     name: str
     dataset: str
@@ -30,6 +31,11 @@ class Group:
     def test(self):
         """The hash of the test split; None where no run has it recorded."""
         return next((run.test_set for run in self.runs if run.test_set), None)
+
+    @property
+    def views(self):
+        """--eval_views as text, joined by +; empty for the images alone."""
+        return next((views_of(run) for run in self.runs), '')
 
     @property
     def missing(self):
@@ -57,6 +63,7 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
     for name, members in found.items():
         used, about = those_that_count(name, members, with_unfinished)
         require_one_test_set(name, used)
+        require_same_views(name, used)
         notes += about + differences(name, used)
         groups.append(Group(name, members[0].dataset, used))
     groups += [Group(name, dataset, []) for dataset, name in planned if name not in found]
@@ -67,7 +74,7 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
             run.seed for other in groups if other.dataset == group.dataset for run in other.runs}
         if group.missing:
             notes.append(f'{group.name} on {group.dataset}: seed(s) {", ".join(map(str, group.missing))} missing')
-    notes += separate_test_sets(groups)
+    notes += separate_test_sets(groups) + separate_views(groups)
     if planned:
         order = {name: index for index, (_, name) in enumerate(planned)}
         groups.sort(key=lambda group: order.get(group.name, len(order)))
@@ -138,6 +145,38 @@ def separate_test_sets(groups):
         notes += [f'{group.name}: the test set is not recorded for {", ".join(unknown)}; it is taken to be the same as '
                   'for the others' for group in members
                   if group.test and (unknown := [run.name for run in group.runs if not run.test_set])]
+    return notes
+
+
+def views_of(run):
+    return '+'.join(map(str, run.flags.get('eval_views') or ()))
+
+
+def require_same_views(name, runs):
+    """Raises UserError where runs of a group were evaluated with other --eval_views, so that they have no mean."""
+    for one, other in zip(runs, runs[1:], strict=False):
+        if views_of(one) != views_of(other):
+            raise UserError(f'group {name}: {one.where} and {other.where} were evaluated with different --eval_views '
+                            f'({views_of(one) or "none"} and {views_of(other) or "none"}), and have no common mean; '
+                            'leave one out with --exclude, or train it again under another --group')
+
+
+def separate_views(groups):
+    """
+    Adds to `data` of the groups, so that groups with other --eval_views get separate columns. Returns a sentence for
+    each data set whose groups have several.
+    """
+    notes = []
+    for dataset in dict.fromkeys(group.dataset for group in groups):
+        members = [group for group in groups if group.dataset == dataset and group.runs]
+        by_views = {group.views: [] for group in members}
+        for group in members:
+            by_views[group.views].append(group.name)
+        if len(by_views) > 1:
+            for group in members:
+                group.data += f'+{group.views}' if group.views else ''
+            notes.append(f'{dataset}: different --eval_views, in columns of their own: ' + '; '.join(
+                f'{views or "none"}: {", ".join(names)}' for views, names in by_views.items()))
     return notes
 
 

@@ -15,11 +15,13 @@ DIGITS = 6                                                 # digits of a test se
 
 def dataset(name):
     """
-    >>> dataset('cub200'), dataset('my_data'), dataset('cub200@f08c6d3a')
-    ('CUB200-2011', 'my_data', 'CUB200-2011 (test set f08c6d)')
+    >>> dataset('cub200'), dataset('my_data'), dataset('cub200@f08c6d3a'), dataset('sop+0.8+flip')
+    ('CUB200-2011', 'my_data', 'CUB200-2011 (test set f08c6d)', 'SOP (views 0.8 flip)')
     """
+    name, _, views = name.partition('+')
     name, _, test = name.partition('@')
-    return DATASETS.get(name, (name,))[0] + (f' (test set {test[:DIGITS]})' if test else '')
+    return (DATASETS.get(name, (name,))[0] + (f' (test set {test[:DIGITS]})' if test else '')
+            + (f' (views {views.replace("+", " ")})' if views else ''))
 
 
 def method(name):

@@ -9,7 +9,7 @@ import evaluation
 import parameters
 import parts
 from datasets import DATASETS
-from retrieval import codes, export, open_set, other_data, overlap, reranking
+from retrieval import codes, export, open_set, other_data, overlap, pairs, reranking
 from utilities import command_line, processes
 from utilities.errors import UserError, choose
 from utilities.namespace import changed
@@ -51,16 +51,19 @@ def pictures_flags(parser):
     parser.add_argument('folder', metavar='FOLDER', help='the folder to write the --pictures to')
 
 
-METRICS = ('evaluation_metrics', 'bootstrap')
+DRAWS = ('eval_draws', 'eval_draw_size')
+METRICS = ('evaluation_metrics', 'bootstrap', *DRAWS)
 ACTIONS = {
     'metrics': Action('print the metrics of the evaluated splits; the default', metrics),
     'codes': Action('compare short codes of the embeddings by quality, bytes and time', codes.work, codes.flags,
                     METRICS),
     'open_set': Action('measure how well queries of unknown classes are recognised, and calibrate a threshold',
                        open_set.work, open_set.flags, (*METRICS, *open_set.WITHOUT)),
-    'rerank': Action('compute the metrics after re-ranking', reranking.work, reranking.flags),
+    'rerank': Action('compute the metrics after re-ranking', reranking.work, reranking.flags, DRAWS),
     'other_data': Action('evaluate on other data sets, each alone and all in a common gallery', other_data.work,
-                         other_data.flags, other_data.WITHOUT),
+                         other_data.flags, (*other_data.WITHOUT, *DRAWS)),
+    'pairs': Action('verify a list of pairs: whether two images are of one class', pairs.work, pairs.flags,
+                    (*METRICS, *pairs.WITHOUT)),
     'embeddings': Action('write the embeddings, their norms, labels and paths to a file', embeddings, embeddings_flags,
                          METRICS),
     'pictures': Action('draw the --pictures of the embeddings', pictures, pictures_flags, METRICS),
@@ -141,6 +144,6 @@ def divided(arguments, action):
 def work(arguments):
     """Carries out a command line of Evaluate_Network.py; returns None, or the exit code of the processes of --gpu."""
     name, opt = parse(arguments)
-    if len(opt.gpu) > 1 and name != 'export' and not processes.connected():
+    if len(opt.gpu) > 1 and name not in ('export', 'pairs') and not processes.connected():
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], configuration.secret_variables(opt))
     ACTIONS[name].work(opt)

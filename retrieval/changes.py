@@ -1,12 +1,10 @@
 """Makes an index, and adds images to it or removes them. A kill at any moment leaves a complete index."""
-import contextlib
 import json
 import os
 import time
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from datasets import decoding
 from records import lock
@@ -105,9 +103,7 @@ def fill(index, network, transform, states, bs, kernels):
         pending.clear()
         saved = time.monotonic()
 
-    with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(tqdm(total=len(paths), desc='embedding', disable=None))
-        stack.callback(save)                                 # after Ctrl-C as well
+    try:
         for rows, found, broken in loading.embedded(network, transform, paths, bs, kernels):
             unreadable |= {paths[i]: reason for i, reason in broken.items()}
             if rows:
@@ -116,9 +112,10 @@ def fill(index, network, transform, states, bs, kernels):
                     raise RunFailed(f'the embedding of {paths[rows[int(bad.argmax())]]} is not finite; the network of '
                                     f'{network.source} cannot be used')
                 pending.append((rows, found))
-            bar.update(len(rows) + len(broken))
             if time.monotonic() - saved >= SECONDS:
                 save()
+    finally:
+        save()                                               # after Ctrl-C as well
     return unreadable
 
 

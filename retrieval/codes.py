@@ -296,7 +296,7 @@ def write(opt, embedded, split, file):
     """The text of work(). embedded: {split: Embedded}."""
     embedded = {name: replace(part, embeddings=part.embeddings.cpu().float()) for name, part in embedded.items()}
     train, level = embedded['train'].embeddings.numpy() if 'train' in embedded else None, opt.eval_level[0]
-    is_unit = opt.eval_normalize or '_normalize' in opt.arch and not (opt.eval_features or opt.pca)
+    is_unit = opt.eval_normalize or '_normalize' in opt.arch and not (opt.eval_features or opt.eval_views or opt.pca)
     pool = build_pool(opt, embedded, split, level)
     codes = build_codes(opt.codes, pool.embeddings.shape[1], train, is_unit, opt.eval_normalize)
     rows = [measure(code, pool, opt.rescore) for code in codes]

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from datasets import decoding
-from retrieval import changes, loading, photos, review, search, server, unknown
+from retrieval import changes, loading, photos, review, search, server, unknown, vote
 from retrieval.index import Index
 from utilities import plotting, stopping
 from utilities.errors import UserError
-from utilities.files import require_writable, write_text
+from utilities.files import require_writable, write_csv, write_text
 from utilities.loading import workers
 
 STDOUT = '-'                 # the standard output, in place of a file name
@@ -55,8 +55,11 @@ def remove(opt):
 
 
 def query(opt):
-    """Prints the nearest images of each query, with --json - as JSON; writes them to --json and --picture."""
-    for flag in ('json', 'picture'):
+    """
+    Prints the nearest images of each query and the class for which they vote, with --json - as JSON; writes them to
+    --json, --picture and --csv, with which only the number of photos is printed.
+    """
+    for flag in ('json', 'picture', 'csv'):
         if getattr(opt, flag) not in (None, STDOUT):
             require_writable(getattr(opt, flag), f'--{flag}')
     if opt.picture and Path(opt.picture).suffix not in ('.png', '.svg'):
@@ -73,18 +76,22 @@ def query(opt):
     if not queries:
         raise UserError(reasons[0])
     name_some('Left out, since they cannot be read', reasons, len(paths))
-    nearest, distances = searched.query(np.concatenate(embeddings), opt.k)
-    said = searched.answers(distances)
+    rows, distances = searched.nearest(np.concatenate(embeddings), max(opt.k, opt.vote))
+    said = searched.answers(distances[:, :max(opt.vote, 1)], rows[:, :opt.vote])
+    nearest = [[searched.paths[row] for row in found[:opt.k]] for found in rows]
+    distances = distances[:, :opt.k]
     gone = sorted({path for found in nearest for path in found if not os.path.exists(path)})
-    for photo, found, far, answer in zip(queries, nearest, distances, said, strict=True) if opt.json != STDOUT else ():
-        print(photo, *unknown.sentences(answer), '  rank  distance  nearest', sep='\n')
-        for rank, (path, distance) in enumerate(zip(found, far, strict=True), start=1):
-            print(f'  {rank:4}  {distance:8.4f}  {path}')
+    if opt.json != STDOUT and not opt.csv:
+        print_nearest(queries, nearest, distances, said)
     name_some('Moved or deleted since they were indexed', gone, len({path for found in nearest for path in found}),
               ' found; the command remove --missing removes such images from the index')
     if opt.json:
         text = as_json(queries, nearest, distances, said)
         sys.stdout.write(text) if opt.json == STDOUT else write_text(opt.json, text)
+    if opt.csv:
+        write_csv(opt.csv, as_rows(queries, nearest, distances, said))
+    if opt.csv and opt.json != STDOUT:
+        print(f'{opt.csv}: {len(queries):,} photos')
     if opt.picture:
         draw(opt.picture, queries[:N_ROWS], nearest, distances, said, transform)
 
@@ -94,7 +101,7 @@ def suspects(opt):
 
 
 def serve(opt):
-    server.serve(*opened(opt), opt.k, opt.host, opt.port)
+    server.serve(*opened(opt), opt.k, opt.host, opt.port, opt.vote)
 
 
 def opened(opt):
@@ -121,12 +128,30 @@ def name_some(what, names, n_all, more=''):
               sep='\n  ', file=sys.stderr)
 
 
+def print_nearest(queries, nearest, distances, said):
+    for photo, found, far, answer in zip(queries, nearest, distances, said, strict=True):
+        print(photo, *unknown.sentences(answer), *vote.sentences(answer), '  rank  distance  nearest', sep='\n')
+        for rank, (path, distance) in enumerate(zip(found, far, strict=True), start=1):
+            print(f'  {rank:4}  {distance:8.4f}  {path}')
+
+
 def as_json(queries, nearest, distances, said):
     """The text [{'query': path, 'nearest': [{'path', 'distance'}, ...]}, ...], with the answers `said`."""
     return json.dumps([
         {'query': photo} | answer | {'nearest': [{'path': path, 'distance': round(float(distance), 6)}
                                                  for path, distance in zip(found, far, strict=True)]}
         for photo, found, far, answer in zip(queries, nearest, distances, said, strict=True)], indent=1) + '\n'
+
+
+def as_rows(queries, nearest, distances, said):
+    """A row of --csv for each photo; its class is `unknown`, or empty if the images of the index have no classes."""
+    rows = []
+    for photo, found, far, answer in zip(queries, nearest, distances, said, strict=True):
+        share = answer.get('share')
+        rows.append({'path': photo, 'class': 'unknown' if answer.get('unknown') else answer.get('class', ''),
+                     'share': '' if share is None else f'{share:.4f}', 'nearest': found[0],
+                     'distance': f'{far[0]:.6f}', 'similarity': f'{unknown.similarity(far[0]):.6f}'})
+    return rows
 
 
 @plotting.styled
@@ -137,13 +162,13 @@ def draw(file, queries, nearest, distances, said, transform):
         tiles = [tile(photo, transform, '', 'black')]
         tiles += [tile(path, transform, f'{distance:.3f}', plotting.GREY)
                   for path, distance in zip(found[:N_COLUMNS], far, strict=False)]
-        mark = ' (unknown)' if answer.get('unknown') else ''
-        rows.append((plotting.plain(Path(photo).name) + mark, tiles))
+        name = 'unknown' if answer.get('unknown') else answer.get('class')
+        rows.append((plotting.plain(Path(photo).name + (f' ({name})' if name else '')), tiles))
     plotting.save(plotting.panel(rows), file)
 
 
 def tile(path, transform, text, colour):
-    """(pixels [S, S, 3], colour of the frame, text) of a photo; white where the file is gone or broken."""
+    """(pixels [H, W, 3], colour of the frame, text) of a photo; white where the file is gone or broken."""
     try:
         image = transform.pipeline(decoding.open_photo(path))
     except UserError:

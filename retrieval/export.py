@@ -19,11 +19,12 @@ from records import checkpoint, published
 from retrieval import loading, model_card
 from utilities.errors import UserError, choose
 from utilities.files import atomic, require_writable, require_writable_folder, writing
+from utilities.image_size import sides
 
 
 class Exported(torch.nn.Module):
     """
-    uint8 RGB images [B, 3, S, S], resized and cropped as in evaluation -> embeddings [B, D] float32, as main.py
+    uint8 RGB images [B, 3, H, W], resized and cropped as in evaluation -> embeddings [B, D] float32, as main.py
     --evaluate ranks them. The scaling to [0, 1], the channel order and the normalisation are part of it.
     """
 
@@ -85,13 +86,13 @@ def write(opt, source, target, hub=False):
     opt.device = 'cpu'
     network, transform = loading.restore(opt, source)
     low_rank.merge(network.to(memory_format=torch.contiguous_format))    # other layouts are not saved well
-    size = network.input_size
+    height, width = sides(network.input_size)
     steps = [str(step) for step in transform.pipeline.transforms]
-    description = {'input': f'uint8 RGB [B, 3, {size}, {size}]', 'before': steps, 'network': network.id}
+    description = {'input': f'uint8 RGB [B, 3, {height}, {width}]', 'before': steps, 'network': network.id}
     if hub:
         write_folder(opt, network, source, Path(target), description)
     else:
-        example = torch.zeros(2, 3, size, size, dtype=torch.uint8)
+        example = torch.zeros(2, 3, height, width, dtype=torch.uint8)
         batch = {0: torch.export.Dim('batch')}
         with torch.no_grad():
             program = torch.export.export(Exported(network), (example,), dynamic_shapes=(batch,))

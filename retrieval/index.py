@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retrieval import search, store, unknown
+from retrieval import search, store, unknown, vote
 from retrieval.codes import Int8
 from retrieval.loading import load
 from utilities.errors import UserError
@@ -149,9 +149,21 @@ class Index:
         rows, distances = self.nearest(embeddings, k)
         return [[self.paths[row] for row in found] for found in rows], distances
 
-    def answers(self, distances):
+    @functools.cached_property
+    def has_classes(self):
+        """Whether the images are in several folders, which are taken as their classes."""
+        return any(vote.class_of(path) != vote.class_of(self.paths[0]) for path in self.paths)
+
+    def answers(self, distances, rows=None):
         """
         For each query, by the distances [Q, k] of nearest() or query(): {'unknown': bool, 'similarity', 'threshold'},
-        or {} if the index has no threshold.
+        without these if the index has no threshold; and by the rows [Q, k] of nearest(), if they are given and the
+        images are in several folders, the vote of these images: 'class' and 'share'. The class of an unknown query is
+        None.
         """
-        return [unknown.answer(self.open_set, far[0], len(self)) for far in distances]
+        said = [unknown.answer(self.open_set, far[0], len(self)) for far in distances]
+        if rows is not None and rows.shape[1] and self.has_classes:
+            for answer, found, far in zip(said, rows, distances, strict=True):
+                voted = vote.vote([vote.class_of(self.paths[row]) for row in found], far)
+                answer |= {'class': None, 'share': None} if answer.get('unknown') else voted
+        return said

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 import configuration
 import datasets
@@ -15,18 +16,20 @@ from retrieval import unknown
 from utilities import command_line, stopping
 from utilities.device import is_gpu
 from utilities.errors import UserError
+from utilities.image_size import sides
 from utilities.loading import Loader
 from utilities.randomness import preserved
 
 
 class Network(torch.nn.Module):
     """
-    Images [B, 3, S, S], RGB, floating in [0, 1] or uint8, on any device -> embeddings [B, D], float32, as main.py
+    Images [B, 3, H, W], RGB, floating in [0, 1] or uint8, on any device -> embeddings [B, D], float32, as main.py
     --evaluate ranks them, but without --pca and --eval_autocast: with --eval_features the pooled features, with
-    --eval_normalize of norm 1. Raises UserError for images of another shape or type.
+    --eval_views the mean over the views, with --eval_normalize of norm 1. Raises UserError for images of another shape
+    or type.
 
     model:      the EmbeddingNetwork, in evaluation mode; none of its parameters requires gradients.
-    input_size: S.
+    input_size: H and W, one number where they are equal.
     source:     the run folder or checkpoint that it comes from.
     settings:   {flag: value} of configuration.embedding_settings.
     id:         a checksum of weights and settings: 16 hexadecimal digits. Embeddings of networks with different ids
@@ -48,15 +51,15 @@ class Network(torch.nn.Module):
         return self.model.mean.device
 
     def forward(self, images):
-        size = self.input_size
         shape = list(images.shape)
-        if len(shape) != 4 or shape[1:] != [3, size, size]:
-            raise UserError(f'expected RGB images [B, 3, {size}, {size}], as the transform of the network makes them, '
-                            f'not {shape}')
+        expected = [3, *sides(self.input_size)]
+        if len(shape) != 4 or shape[1:] != expected:
+            raise UserError(f'expected RGB images [B, {", ".join(map(str, expected))}], as the transform of the '
+                            f'network makes them, not {shape}')
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise UserError(f'expected images of type uint8, or floating ones in [0, 1], not {images.dtype}')
         images = images if images.dtype == torch.uint8 else images.float()
-        embeddings, features = embed_batch(self.model, images)
+        embeddings, features = embed_batch(self.model, images, self.settings['eval_views'])
         points = features if self.settings['eval_features'] else embeddings
         return compared(points, self.settings['eval_normalize'])
 
@@ -64,7 +67,7 @@ class Network(torch.nn.Module):
 @dataclass
 class Transform:
     """
-    A PIL image of any mode and size -> float32 RGB [3, S, S] in [0, 1]: rotated as its EXIF data say, transparent parts
+    A PIL image of any mode and size -> float32 RGB [3, H, W] in [0, 1]: rotated as its EXIF data say, transparent parts
     on white, resized and cropped as in evaluation. pipeline: the same for photos that are already decoded.
     """
     pipeline: Pipeline
@@ -86,8 +89,8 @@ def load(run, device='auto'):
         run:    a run folder, of which the last checkpoint is loaded, or a checkpoint file.
         device: auto, cpu, cuda or mps; auto takes a GPU if there is one.
 
-    Returns: network, a Network: images [B, 3, S, S] -> embeddings [B, D], in evaluation mode; and transform: a PIL
-    image -> one image [3, S, S] for it, on the CPU.
+    Returns: network, a Network: images [B, 3, H, W] -> embeddings [B, D], in evaluation mode; and transform: a PIL
+    image -> one image [3, H, W] for it, on the CPU.
 
     Neither the data of the run nor a download is needed, and torch's settings and random numbers stay as they were.
     Raises UserError where `run` is neither, or is damaged.
@@ -105,7 +108,7 @@ def restore(opt, run):
 
 @dataclass
 class Photos(torch.utils.data.Dataset):
-    """Paths or PIL images; items are (index, pixels uint8 [S, S, 3], None), or (index, None, why it cannot be read)."""
+    """Paths or PIL images; items are (index, pixels uint8 [H, W, 3], None), or (index, None, why it cannot be read)."""
     images: list
     pipeline: Pipeline
 
@@ -130,7 +133,7 @@ class Photos(torch.utils.data.Dataset):
             return prepared(image)
 
     def collate(self, items):
-        """Items -> indices, uint8 [B, 3, S, S] or None, and {index: reason} for images that cannot be read."""
+        """Items -> indices, uint8 [B, 3, H, W] or None, and {index: reason} for images that cannot be read."""
         indices = [index for index, _, reason in items if reason is None]
         photos = [pixels for _, pixels, reason in items if reason is None]
         broken = {index: reason for index, _, reason in items if reason is not None}
@@ -146,9 +149,11 @@ def embedded(network, transform, images, bs=112, kernels=0):
     photos = Photos(list(images), transform.pipeline)
     loader = Loader(photos, batch_size=bs, num_workers=kernels, collate_fn=photos.collate,
                     pin_memory=is_gpu(network.device), generator=torch.Generator())
-    with torch.inference_mode():
+    bar = tqdm(total=len(photos), desc='embed photos', leave=False, disable=None if len(photos) > 1 else True)
+    with bar, torch.inference_mode():
         for indices, batch, broken in stopping.checked(loader):
             found = network(batch).float().cpu().numpy() if indices else None
+            bar.update(len(indices) + len(broken))
             yield indices, found, broken
 
 

@@ -4,6 +4,7 @@ import shlex
 from records import columns, run_folder
 from retrieval.unknown import containing_folder
 from utilities.errors import UserError
+from utilities.image_size import sides
 
 PRIVATE = ('source_path', 'source', 'save_path')             # flags whose values are folders of the author's machine
 TEXT = '''---
@@ -21,7 +22,7 @@ tags:
 An embedding network: images of one class are near each other, also of classes that it was not trained on.
 
 - Network: `{arch}`, {n_parameters:,} parameters, embeddings of {dim} dimensions{norm}
-- Input: {size} x {size} pixels, after {before}
+- Input: {height} x {width} pixels (height x width), after {before}
 - Weights: after epoch {epoch}{average}
 
 ## Data
@@ -39,7 +40,7 @@ none of them can hold code. With a checkout of the program that trained it, as R
 
 ```python
 network = torch.hub.load(REPO, 'network', FOLDER, source='local')
-embeddings = network(images)          # uint8 RGB [B, 3, {size}, {size}] -> float32 [B, {dim}]
+embeddings = network(images)          # uint8 RGB [B, 3, {height}, {width}] -> float32 [B, {dim}]
 ```
 {timm}
 ## Training
@@ -67,6 +68,7 @@ def text(opt, flags, source, states, description, network):
         network:     the loading.Network.
     """
     folder = containing_folder(source)
+    height, width = sides(network.input_size)
     config = read(run_folder.read, folder)
     splits = read(run_folder.read_splits, folder).get('splits', {})
     command = run_folder.without_secrets(shlex.split(config.get('command', '')), PRIVATE)
@@ -74,7 +76,7 @@ def text(opt, flags, source, states, description, network):
     if command:
         shown = f'```bash\n{shlex.join(command)}\n```'
     is_of_timm = flags['arch'].startswith('timm:')
-    has_norm_1 = network.model.normalize or opt.eval_normalize
+    has_norm_1 = opt.eval_normalize or network.model.normalize and not opt.eval_views
     return TEXT.format(
         library='timm' if is_of_timm else 'pytorch',
         name=f'{flags["arch"]}, {flags["dataset"]}',
@@ -82,7 +84,8 @@ def text(opt, flags, source, states, description, network):
         n_parameters=sum(parameter.numel() for parameter in network.parameters()),
         dim=network.model.n_features if opt.eval_features else opt.embed_dim,
         norm=' and norm 1' if has_norm_1 else '',
-        size=network.input_size,
+        height=height,
+        width=width,
         before=', '.join(f'`{step}`' for step in description['before']),
         epoch=states['epoch'],
         average=', their moving average' if opt.eval_ema else '',
@@ -121,7 +124,7 @@ def metrics_table(row, is_average):
     lines = []
     for name in row:
         metric = columns.parse(name)
-        if metric is None or metric.split != 'test' or columns.is_interval(name):
+        if metric is None or metric.split != 'test' or columns.is_beside(name):
             continue
         column = columns.ema_column(name) if is_average else name
         if isinstance(row.get(column), float):

@@ -37,10 +37,11 @@ OTHER_PAGE = 'This page answers no requests of other pages; type its address, or
 BUSY = 'Many photos are waiting to be decoded; try again in a moment.'
 
 
-def application(index, network, transform, k=24, hosts=LOCAL):
+def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
     """
     The WSGI application of an open Index. Images of the index are requested by their row, so that no other file can be
     read, and are sent as JPEG. An uploaded photo is never stored. hosts: as for guard().
+    n_votes: number of nearest images that vote for the class of a photo; 0: none is said.
     """
     import flask
     app, lock, photos, images = flask.Flask(__name__, static_folder=None), threading.Lock(), Queue(), Queue()
@@ -92,7 +93,7 @@ def application(index, network, transform, k=24, hosts=LOCAL):
             flask.abort(400, 'This file is not an image that can be read.')
         with lock, torch.inference_mode():
             embedding = network(photo[None])[0].float().cpu().numpy()
-        return neighbours(index, embedding, k) | preview
+        return neighbours(index, embedding, k, n_votes=n_votes) | preview
 
     return app
 
@@ -145,12 +146,17 @@ def short_name(index, row):
     return '/'.join(Path(index.paths[row]).parts[-2:])
 
 
-def neighbours(index, embedding, k, without=None):
-    """The answer to the page: the k images nearest to an embedding [D]; but not the image of the row `without`."""
-    rows, distances = index.nearest(embedding[None], k + (without is not None))
+def neighbours(index, embedding, k, without=None, n_votes=0):
+    """
+    The answer to the page: the k images nearest to an embedding [D], but not the image of the row `without`; and the
+    class for which `n_votes` of them vote.
+    """
+    rows, distances = index.nearest(embedding[None], max(k + (without is not None), n_votes))
     found = [{'row': int(row), 'name': short_name(index, row), 'distance': float(distance)}
              for row, distance in zip(rows[0], distances[0], strict=True) if row != without]
-    said = index.answers(distances)[0] if without is None else {}          # an image of the index is known
+    said = {}                                              # an image of the index is known
+    if without is None:
+        said = index.answers(distances[:, :max(n_votes, 1)], rows[:, :n_votes])[0]
     return size(index) | said | {'neighbours': found[:k]}
 
 
@@ -240,7 +246,7 @@ def listening(app, host, port):
     return server
 
 
-def serve(index, network, transform, k=24, host='127.0.0.1', port=8000):
+def serve(index, network, transform, k=24, host='127.0.0.1', port=8000, n_votes=0):
     """
     Serves the page until Ctrl-C. host: the address to listen on; 127.0.0.1 can be reached from this machine only. port:
     0 means any free one. Raises UserError if a package is missing, or the address or port cannot be used.
@@ -251,7 +257,7 @@ def serve(index, network, transform, k=24, host='127.0.0.1', port=8000):
     except ImportError as error:
         raise UserError(f'serve needs flask and waitress ({error}): pip install flask waitress') from None
     host = host.strip('[]')
-    app = application(index, network, transform, k, LOCAL if host in LOCAL else None)
+    app = application(index, network, transform, k, LOCAL if host in LOCAL else None, n_votes)
     try:
         server = listening(app, host, port)
     except (OSError, ValueError) as error:                 # ValueError: there is no such host

@@ -98,7 +98,7 @@ def answer(rows, distance, n_images):
 
 def sentences(said):
     """An answer() as a list of one line of text, or of none."""
-    if not said:
+    if 'unknown' not in said:
         return []
     word, side = ('unknown', 'below') if said['unknown'] else ('known', 'at least')
     return [f'  {word}: the nearest similarity {said["similarity"]:.4f} is {side} the threshold '

@@ -144,10 +144,11 @@ def test_the_commands_of_the_start_page_draw_and_search(there, monkeypatch, caps
         assert b'<html' in connection.getresponse().read()
         raise KeyboardInterrupt
     monkeypatch.setattr(server.stopping, 'sleep', visit)
-    assert follow('docs/start.md', 'Look at it') == ['Evaluate_Network.py', 'main.py']
+    assert follow('docs/start.md', 'Look at it') == ['Evaluate_Network.py', 'main.py', 'main.py']
     assert follow('docs/start.md', 'Wrong labels') == ['suspects']
-    assert follow('docs/start.md', 'Search') == ['index', 'query', 'serve']
-    assert all((there / name).exists() for name in ('drawn/tsne_test.png', 'suspects.csv', 'found.png'))
+    assert follow('docs/start.md', 'Search') == ['index', 'query', 'query', 'serve']
+    assert all((there / name).exists() for name in ('drawn/tsne_test.png', 'drawn/why_test.png', 'suspects.csv',
+                                                     'found.png', 'classes.csv'))
 
 
 def test_the_exported_network_of_the_start_page_is_loaded_by_the_lines_of_own_loop(there):
@@ -167,6 +168,10 @@ def test_the_comparison_of_the_start_page(there, capsys):
     subprocess.run(['bash', '-c', loop], check=True)
     assert follow('docs/start.md', 'Compare') == ['Launch_Runs.py', 'Result_Evaluations.py']
     assert re.search(r'frozen .*\d.*\n.*tuned .*\d', capsys.readouterr().out) and any((there / 'figures').iterdir())
+
+
+def test_the_run_with_views(there):
+    assert follow('docs/metrics.md', 'Views') == ['main.py']
 
 
 def test_the_runs_of_the_readme(tmp_path, monkeypatch):

@@ -137,8 +137,9 @@ def test_a_finished_run_is_extended_and_other_changes_are_noted(quick, run, tmp_
     '--pool gem --embed_norm batch --embed_norm_affine --embed_init pca --warmup 1',
     '--daml --daml_layers 20 --daml_delay 4 --loss margin+proxyanchor --batch_mining distance+none --warmup 2 '
     '--loss_proxyanchor_lrmulti 10',
+    '--loss linear_classifier+center --batch_mining none --loss_weights 1 0.1 --loss_linear_classifier_lr 0.01',
 ], ids=['cascade and optimizers', 'library after the warm-up', 'prefixes and head',
-        'synthetic negatives in the warm-up'])
+        'synthetic negatives in the warm-up', 'centres'])
 def test_parts_of_all_kinds_are_continued(flags, quick, run, tmp_path):
     if 'pml' in flags:
         pytest.importorskip('pytorch_metric_learning')

@@ -161,6 +161,15 @@ def auto_or(kind):
     return parse
 
 
+class SizeOfImages(argparse.Action):
+    """Keeps one number, the side of a square, as this number, and two others as [height, width]."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        if len(values) > 2:
+            raise argparse.ArgumentError(self, f'expected one number, or height and width, not {shown(values)}')
+        setattr(namespace, self.dest, values[0] if len({*values}) == 1 else values)
+
+
 REAL = number(float)
 POSITIVE = number(float, 0, above=True)
 NOT_NEGATIVE = number(float, 0)

@@ -56,7 +56,7 @@ def new_figure(width=COLUMN, height=0.7 * COLUMN):
 
 def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
     """
-    A figure of rows of framed square images.
+    A figure of rows of framed images, whose longer sides are equal.
 
     rows: [(title, [(pixels [H, W, 3] uint8, colour of the frame, text below the image or None), ...]), ...].
     breaks: the columns before which the gap is twice as wide; by default after the first image.
@@ -79,11 +79,13 @@ def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
         axes.text(-frame, top - 2 * frame, title, fontsize=5.5)
         for column, (image, colour, text) in enumerate(tiles):
             left = column * (1 + gap) + gap * sum(column >= place for place in breaks)
-            framed = (left - frame, top - frame), 1 + 2 * frame, 1 + 2 * frame
+            tall, wide = (side / max(image.shape[:2]) for side in image.shape[:2])
+            x, y = left + (1 - wide) / 2, top + (1 - tall) / 2
+            framed = (x - frame, y - frame), wide + 2 * frame, tall + 2 * frame
             axes.add_patch(Rectangle(*framed, facecolor=colour))
-            axes.imshow(image, extent=(left, left + 1, top + 1, top), aspect='auto', zorder=2)
+            axes.imshow(image, extent=(x, x + wide, y + tall, y), aspect='auto', zorder=2)
             if colour == WRONG:
-                axes.text(left + 0.98, top + 0.02, '×', color='white', fontsize=7, ha='right', va='top', zorder=3,
+                axes.text(x + wide - 0.02, y + 0.02, '×', color='white', fontsize=7, ha='right', va='top', zorder=3,
                           bbox={'facecolor': WRONG, 'linewidth': 0, 'pad': 0.5})
             if text:
                 axes.text(left + 0.5, top + 1 + 1.2 * gap, text, fontsize=4.5, ha='center')

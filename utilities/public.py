@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from .errors import UserError  # relative: hubconf.py loads this file under another package's name
+from .image_size import sides, written
 from .namespace import changed
 
 PAIRS = ('npair', 'lifted')                                         # miners of pairs: three lists in the public code
@@ -307,15 +308,15 @@ def network(opt, module):
     if not isinstance(layer, torch.nn.Module):
         raise UserError(f'--arch {opt.arch}: its Network has no embedding layer self.model.last_linear '
                         '(docs/extending.md)')
-    images = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(2, 3, *sides(size), generator=torch.Generator().manual_seed(0))
     try:
         embeddings = extract_embeddings(built(images))
         features = PooledFeatures(built)
         taken = features(images)
         maps = features.maps(images)
     except RuntimeError as error:
-        raise UserError(f'--arch {opt.arch}: its Network cannot process images of {size} pixels ({error}); set '
-                        '--input_size') from None
+        raise UserError(f'--arch {opt.arch}: its Network cannot process images of {written(size)} pixels ({error}); '
+                        'set --input_size') from None
     linear = layer(taken)
     normalize = not are_close(embeddings, linear)
     if embeddings.shape != (2, opt.embed_dim) or normalize and not are_close(embeddings, F.normalize(linear, dim=-1)):

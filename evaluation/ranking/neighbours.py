@@ -138,11 +138,7 @@ class Search:
             scores = queries @ gallery.T
         if self.euclidean:
             scores.sub_(self.gallery_half_norms).sub_(self.half_norms(queries)[:, None])
-        if len(self.copies):
-            copies, firsts = (torch.from_numpy(index).to(scores.device)
-                              for index in (self.copies, self.originals[self.copies]))
-            scores[:, copies] = scores[:, firsts]
-        return self.mask_excluded(scores, rows)
+        return self.mask_excluded(self.equal_for_copies(scores), rows)
 
     def precise_scores(self, rows):
         """As scores(), in float64; for Euclidean scores."""
@@ -151,7 +147,15 @@ class Search:
         for start in range(0, len(self.gallery), precision.ROWS):
             part = self.move(self.gallery[start:start + precision.ROWS], torch.float64)
             scores[:, start:start + precision.ROWS] = (queries @ part.T).sub_(self.half_norms(part))
-        return self.mask_excluded(scores.sub_(self.half_norms(queries)[:, None]), rows)
+        return self.mask_excluded(self.equal_for_copies(scores.sub_(self.half_norms(queries)[:, None])), rows)
+
+    def equal_for_copies(self, scores):
+        """The scores [q, G], equal for gallery images with identical embeddings."""
+        if len(self.copies):
+            copies, firsts = (torch.from_numpy(index).to(scores.device)
+                              for index in (self.copies, self.originals[self.copies]))
+            scores[:, copies] = scores[:, firsts]
+        return scores
 
     def left_out(self, rows):
         """Places in `rows` and gallery images, [n] each: the pairs that are left out of the rankings."""

@@ -41,6 +41,7 @@ VARIANTS = {
     'antico': [{'type': 'all_proxy', 'rate_scale': 'coding_rate', 'rate_term': 'linear'},
                {'type': 'pair', 'gam1': 2., 'gam2': .5, 'eps': .1, 'w_align': 1.}],
     'arcface': [{'angular_margin': 2.2}, {'angular_margin': 0.}],
+    'center': [{'alpha': 1.}],
     'circle': [{'margin': .25, 'gamma': 128.}],
     'contextual': [{'k': 2, 'eps': .2, 'reg_weight': 1., 'pos_margin': .9}, {'k': 20}],      # 20: all are neighbours
     'contrastive': [{'active_only': True, 'pos_margin': .2, 'neg_margin': 1.4}],
@@ -138,7 +139,7 @@ def build(namespace, miner=None, weights=None):
     recorder = None
     if criteria.CRITERIA[namespace.loss].REQUIRES_BATCHMINER:
         recorder = Recorder(miner or batch_mining.select(namespace))
-    criterion = criteria.select(namespace, recorder).double()
+    criterion = criteria.select(namespace, recorder).double().eval()       # eval: the centres of center do not move
     for parameter in criterion.parameters():
         parameter.data = parameter.data if weights is None else weights.clone()
     return criterion, recorder
@@ -158,6 +159,8 @@ def slow(criterion, recorder, namespace, batch, labels):
     if namespace.loss == 'nir':
         manual_seed(0)
         more.append((criterion.flow.orders.tolist(), torch.rand_like(batch)))
+    if namespace.loss == 'center':
+        more.append(criterion.centers)
     if namespace.loss == 'hier':
         more.append(drawn_by_hier(batch, labels, namespace, *criterion.parameters()))
     return function(batch, labels, namespace, *more, *criterion.parameters())

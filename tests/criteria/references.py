@@ -641,6 +641,11 @@ def softmax(x, y, opt, w):
                     for row, own in zip(cosines(x, w), y, strict=True)], x)
 
 
+def center(x, y, opt, centers):
+    return average([sum((a - b) ** 2 for a, b in zip(row, centers[own], strict=True)) / 2
+                    for row, own in zip(x, y, strict=True)], x)
+
+
 def linear_classifier(x, y, opt, w, b):
     return average([cross_entropy([dot(row, weight) + bias for weight, bias in zip(w, b, strict=True)], own)
                     for row, own in zip(x, y, strict=True)], x)

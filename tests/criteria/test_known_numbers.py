@@ -123,7 +123,7 @@ def test_known_numbers(loss, flags, batch, miner, weights, value, opt):
 
 
 def test_there_is_one_for_every_loss():
-    elsewhere = {'quadruplet', 'hier', 'linear_classifier', 'nir', 's2sd'}
+    elsewhere = {'center', 'quadruplet', 'hier', 'linear_classifier', 'nir', 's2sd'}
     assert {row[0] for row in NUMBERS} | elsewhere == set(cases.PUBLISHED)
 
 
@@ -140,6 +140,9 @@ def test_known_numbers_that_the_flags_do_not_reach(opt):
     value = criteria.linear_classifier.linear_classifier_loss(UNIT, LABELS, VECTORS, biases)
     slow = references.linear_classifier(UNIT, LABELS.tolist(), opt(), VECTORS, biases)
     assert float(value) == pytest.approx(1.600662, abs=5.1e-7) and float(slow) == pytest.approx(1.600662, abs=5.1e-7)
+    value = criteria.center.center_loss(UNIT, LABELS, VECTORS)       # (20 + 16.4 + 17.36 + 16.4 + .2 + 5.32) / 12
+    slow = references.center(UNIT, LABELS.tolist(), opt(), VECTORS)
+    assert float(value) == pytest.approx(6.306667, abs=5.1e-7) and float(slow) == pytest.approx(6.306667, abs=5.1e-7)
     proxies = torch.tensor([(.9, .3, 0), (0, 1.2, .2), (.1, 0, .8), (-.5, .5, .5)], dtype=cases.F64)
     distances = criteria.hier.ball_distances(criteria.hier.to_ball(torch.cat([RAW, proxies])))
     silence = torch.zeros(2, 6, 4, dtype=cases.F64)
@@ -155,6 +158,27 @@ def test_known_numbers_that_the_flags_do_not_reach(opt):
     assert float(criteria.angular.angular_terms(RAW, *masks).mean()) == pytest.approx(3.016134, abs=5.1e-7)
     pairs = tuple(list(map(tuple, mask.nonzero().tolist())) for mask in masks)
     assert float(sum(references.angular_terms(RAW, pairs, 45)) / 6) == pytest.approx(3.016134, abs=5.1e-7)
+
+
+@pytest.mark.parametrize('weight', [1., .003])
+def test_centres_move_by_the_rule_of_the_paper_whatever_the_weight(weight, opt):
+    """Eq. 4 by hand, from the centres at which the loss was computed; not in evaluation, and not by an optimizer."""
+    total = criteria.select(opt(loss='linear_classifier+center', loss_weights=[1., weight], batch_mining='none',
+                                n_classes=4, embed_dim=3), [None, None])
+    center = total.criteria[1]
+    center.centers.copy_(torch.tensor([(3, 4, 0), (0, 4, 3), (7, 7, 7), (-1, 0, 1)]))
+    labels = torch.tensor([0, 0, 1, 1, 3, 0])                                            # 3, 2, 0 and 1 samples
+    total(batch=UNIT.float(), labels=labels)
+    value = float(total.log['center_loss'])
+    expected = torch.tensor([(3 - .5 * (2 + 2.2 + 2.64) / 4, 4 - .5 * (4 + 3.4 + 3.52) / 4, -.5 * .8 / 4),
+                             (.5 * .48 / 3, 4 - .5 * 6.8 / 3, 3 - .5 * 4.56 / 3), (7, 7, 7),
+                             (-1 + .5 * .4 / 2, 0, 1 - .5 * .2 / 2)])
+    torch.testing.assert_close(center.centers, expected, rtol=0, atol=1e-6)
+    assert value == pytest.approx((20 + 16.4 + 17.36 + 16.4 + .2 + 6.9696 + 12.3904 + .64) / 12)
+    total.eval()(batch=UNIT.float(), labels=labels)
+    torch.testing.assert_close(center.centers, expected, rtol=0, atol=1e-6)
+    assert not any(parameter is center.centers for parameter in total.parameters())
+    assert not criteria.needs_pairs(total)
 
 
 def test_known_numbers_of_classes_of_other_sizes():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms.v2.functional import hflip, resize
 
 import configuration
 import evaluation
@@ -30,7 +31,7 @@ FROZEN = ['--freeze', 'backbone', '--arch', 'conv4_frozen_normalize', '--no_trai
 WITHOUT_KEPT = ['--keep_features', 'false', '--group', 'again']
 
 
-def of_both(network, images):
+def of_both(network, images, views=()):
     pairs = network_outputs(network, images), network_outputs(network, images.flip(-1))      # noqa: F821
     return [(one + other) / 2 for one, other in zip(*pairs, strict=True)]
 
@@ -41,17 +42,28 @@ def mirrored(monkeypatch):
     monkeypatch.setattr(embedding.embed_batch, '__code__', of_both.__code__)
 
 
-def by_hand(folder, paths):
-    """The mean embeddings of the images at `paths` and of their mirror images, without the code that is edited."""
+def by_hand(folder, paths, *sizes):
+    """
+    The mean embeddings of the images at `paths`, of their mirror images and of the images in other sizes, without the
+    code that is edited.
+    """
     network, transform = retrieval.load(folder, 'cpu')
     images = torch.stack([transform(Image.open(path)) for path in paths])
+    views = [images, torch.stack([hflip(image) for image in images]), *(resize(images, [size] * 2) for size in sizes)]
     with torch.no_grad():
-        return (network.model(images)[0] + network.model(images.flip(-1))[0]) / 2
+        return torch.stack([network.model(view)[0] for view in views]).mean(dim=0)
 
 
-@pytest.mark.parametrize('augmentation', ['none', 'base'])
-def test_an_edit_acts_wherever_a_network_embeds(augmentation, mirrored, quick, run, tmp_path, capsys, monkeypatch):
-    flags = [*quick, *FROZEN, '--augmentation', augmentation, '--n_epochs', '3']
+WAYS = {'an edit': (), 'flip': ('--eval_views', 'flip'), 'scales': (
+    '--eval_views', '0.8', '1', '1.2', 'flip', '--input_size', '32', '--pool', 'avg', '--arch', 'conv4_frozen')}
+
+
+@pytest.mark.parametrize('augmentation, way', [('none', 'an edit'), ('base', 'flip'), ('none', 'scales')])
+def test_views_and_an_edit_act_wherever_a_network_embeds(augmentation, way, quick, run, tmp_path, capsys, monkeypatch):
+    """The edit gives the means of an image and its mirror image, too."""
+    if way == 'an edit':
+        monkeypatch.setattr(embedding.embed_batch, '__code__', of_both.__code__)
+    flags = [*quick, *FROZEN, '--augmentation', augmentation, '--n_epochs', '3', *WAYS[way]]
     assert run(*flags) == 0
     assert 'are computed once' in capsys.readouterr().out
     assert run(*flags, *WITHOUT_KEPT) == 0
@@ -60,7 +72,8 @@ def test_an_edit_acts_wherever_a_network_embeds(augmentation, mirrored, quick, r
 
     assert after_training(folder, 'embeddings', tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
     written = np.load(tmp_path / 'out.npz')
-    paths, expected = written['paths'].tolist(), by_hand(folder, written['paths'])
+    paths = written['paths'].tolist()
+    expected = by_hand(folder, paths, *((26, 38) if way == 'scales' else ()))
     torch.testing.assert_close(torch.from_numpy(written['embeddings']), expected, rtol=0, atol=1e-5)
     metrics = evaluation.compute(['e_recall@1', 'map_at_r', 'dists@intra'], expected, written['labels'])
     wanted = {f'test_{name}': value for name, value in metrics.items()}
@@ -117,6 +130,16 @@ def test_a_backbone_is_unfrozen_for_an_epoch(flags, quick, run, tmp_path, monkey
     assert 'are computed once' in capsys.readouterr().out
     assert run(*flags, *WITHOUT_KEPT) == 0
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'again_s1'))
+
+
+def test_bad_views_are_refused_by_a_sentence(quick, run, capsys):
+    for views, sentence in ((['mirror'], '--eval_views: expected flip or a positive number, not mirror'),
+                            (['-1'], '--eval_views: expected flip or a positive number, not -1'),
+                            (['0.8'], '--eval_views 0.8: the network cannot process images of this size'),
+                            (['2'], '--eval_views 2: --arch conv4_normalize has another number of features')):
+        assert run(*quick, '--eval_views', *views) == 2
+        error = capsys.readouterr().err
+        assert sentence in error and len(error.splitlines()) == 1
 
 
 def kept(quick, *flags):
@@ -184,4 +207,4 @@ def test_the_flags_of_an_embedding_are_declared_with_the_flags():
     opt = configuration.parse(['--eval_features'])
     settings = configuration.embedding_settings(opt)
     assert settings['eval_features'] and settings.keys() == parameters.flags_with('embedding').keys()
-    assert {'arch', 'input_size', 'eval_normalize', 'eval_ema', 'interpolation'} < settings.keys()
+    assert {'arch', 'input_size', 'eval_normalize', 'eval_views', 'eval_ema', 'interpolation'} < settings.keys()

@@ -266,6 +266,19 @@ def test_runs_on_different_test_sets_have_no_mean_and_no_common_column(make, eva
     assert code == 2 and 'group A: ' in error and 'were evaluated on different test sets' in error
 
 
+def test_runs_with_other_views_have_no_mean_and_no_common_column(make, evaluate):
+    make('A', 0)
+    folder = make('A', 1, eval_views=['0.8', 'flip'])
+    code, out, error = evaluate()
+    assert code == 2 and not out and len(error.splitlines()) == 1
+    assert 'group A: ' in error and 'were evaluated with different --eval_views (none and 0.8+flip)' in error
+    make('B', 0, eval_views=['0.8', 'flip'])
+    code, out, _ = evaluate('--exclude', folder.name)
+    assert code == 0 and '- cub200: different --eval_views, in columns of their own: none: A; 0.8+flip: B' in out
+    assert '| CUB200-2011 R@1 |' in out and '| CUB200-2011 (views 0.8 flip) R@1 |' in out
+    assert '(views' not in evaluate('--only', 'B')[1]
+
+
 def test_test_sets_of_equal_class_names_with_other_images_are_told_apart(make, evaluate, tmp_path):
     for name, seed, images in (('A', 0, '2' * 16), ('A', 1, None), ('B', 0, '3' * 16)):
         folder = make(name, seed, test='1' * 16)

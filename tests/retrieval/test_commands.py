@@ -51,8 +51,9 @@ def test_a_query_prints_writes_and_draws_the_nearest_images(call, index, trained
         np.testing.assert_allclose([one['distance'] for one in row['nearest']], far[nearest], atol=1e-5)
         assert row['nearest'][0]['path'] == row['query'] and row['nearest'][0]['distance'] < 1e-5
     lines = out.splitlines()
-    assert lines[:2] == [queries[0], '  rank  distance  nearest'] and lines[5] == queries[1]
-    assert lines[3].split() == ['2', f'{np.sort(distances[0])[1]:.4f}', found[0]['nearest'][1]['path']]
+    assert lines[0] == queries[0] and lines[1].startswith('  class: class_0') and lines[6] == queries[1]
+    assert lines[2] == '  rank  distance  nearest'
+    assert lines[4].split() == ['2', f'{np.sort(distances[0])[1]:.4f}', found[0]['nearest'][1]['path']]
     picture = np.asarray(Image.open(tmp_path / 'found.png'))
     assert picture.shape[2] == 3 and picture.std() > 30
     code, out, _ = call('query', index, queries[0], '--k', '2', '--picture', tmp_path / 'found.svg')
