@@ -48,7 +48,8 @@ def class_members(labels):
     """
     order = labels.argsort()
     same = labels[:, None] == labels
-    size, start = (mask.sum(dim=1, dtype=torch.int32) for mask in (same, labels[:, None] > labels))
+    size = same.sum(dim=1, dtype=torch.int32)
+    start = (labels[:, None] > labels).sum(dim=1, dtype=torch.int32)
     slots = torch.arange(int(size.max()), device=labels.device)
     is_member = slots < size[:, None]
     return order[(start[:, None] + slots).where(is_member, 0)], is_member
