@@ -1,8 +1,8 @@
 """
 Every flag of main.py, grouped, and declared once with all that is known of it.
 
-`add` and `switch` take what argparse takes, and Facts (utilities/flag_help.py): when the flag has an effect, whether
---resume may change it, whether it belongs to the machine, and so on.
+`add` and `switch` take what argparse takes, and Facts (utilities/flag_help.py): which methods use the flag, whether it
+names a file, and so on. Whether --resume may change a flag is a property of its group.
 
 A flag that belongs to one method is declared in its file (utilities/method_flags.py) and named after it:
 --loss_<loss>_<parameter>, --miner_<miner>_<parameter>, --data_<sampler>_<parameter>; it has an effect where the method

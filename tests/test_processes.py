@@ -30,7 +30,7 @@ for n, arguments, before in json.loads(sys.argv[1]):
     if not launcher:
         forks.install_processes(n)
         stopping.install()
-        processes.GRACE = 3
+        stopping.GRACE = 3
         command = [sys.executable, f'{forks.HERE}/run_after.py', before, *arguments]
         os._exit(errors.exit_code('main.py', lambda: processes.start(n, command, {})))
     print('code', os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1]), flush=True)

@@ -39,6 +39,7 @@ from tests.shared_batches import (
 from training_step import TrainingStep
 from utilities import device, exchange
 from utilities.errors import RunFailed, UserError
+from utilities.loading import network_input
 from utilities.randomness import derive, seed_everything, seeded
 from utilities.trace import Trace
 
@@ -128,7 +129,7 @@ def test_a_step_in_float16_that_is_not_finite_is_skipped_by_all_processes(way, t
     assert trained(way)[0]['float16']['criterion']['factor'].isfinite()
 
 
-def test_a_gradient_penalty_acts_in_a_divided_step_too(monkeypatch):
+def test_a_gradient_penalty_acts_on_a_divided_batch_too(monkeypatch):
     flags, loss = '--loss proxyanchor --batch_mining none --n_epochs 1', TrainingStep.loss
 
     def penalised(self, outputs, **more):
@@ -142,6 +143,27 @@ def test_a_gradient_penalty_acts_in_a_divided_step_too(monkeypatch):
     assert_near(whole, divided, 1e-6)
     with pytest.raises(AssertionError):
         assert_near(whole, without, 1e-3)
+
+
+def test_a_gradient_with_respect_to_the_images_is_refused_for_a_divided_batch(monkeypatch):
+    flags, embed, loss = '--loss proxyanchor --batch_mining none --n_epochs 1', TrainingStep.embed, TrainingStep.loss
+
+    def embedded(self, images):
+        self.images = network_input(images, self.opt.device).requires_grad_()
+        return embed(self, self.images)
+
+    def penalised(self, outputs, **more):
+        value = loss(self, outputs, **more)
+        gradient, = torch.autograd.grad(value, self.images, create_graph=True)
+        return value + 10 * gradient.square().sum()
+
+    without = train(flags)['network']
+    monkeypatch.setattr(TrainingStep, 'embed', embedded)
+    monkeypatch.setattr(TrainingStep, 'loss', penalised)
+    with pytest.raises(AssertionError):
+        assert_near(train(flags)['network'], without, 1e-3)
+    with pytest.raises(UserError, match='needs the graph of the whole batch'):
+        train(f'{flags} --micro_bs 3')
 
 
 def statistics_of(starts):

@@ -14,8 +14,6 @@ import os
 import signal
 import socket
 import sys
-import threading
-import time
 import traceback
 from datetime import timedelta
 
@@ -29,7 +27,6 @@ from utilities.machine import accelerator, n_cores
 TIMEOUT = timedelta(minutes=30)          # limit of a collective operation in a step
 CONNECTING = timedelta(minutes=10)       # limit from the first process that connects to the last one
 PATIENCE = timedelta(days=365)           # limit of waiting for the work of process 0
-GRACE = 10                               # seconds that a process has to end by itself after a request
 HERE = '127.0.0.1'                       # the address of this machine that no other machine reaches
 store = None                             # the store that all processes share
 patient = None                           # the gloo group of all processes whose limit is PATIENCE
@@ -108,7 +105,7 @@ def together():
     if int(os.environ.get('WORLD_SIZE') or 1) == 1:
         yield
         return
-    threading.Thread(target=end_with, args=[stopping.parent or os.getppid()], daemon=True).start()
+    stopping.end_with_parent()
     connect()
     try:
         with silent_unless_main(), ending_together(), explained():
@@ -116,8 +113,7 @@ def together():
             dist.barrier(group=patient)                      # until process 0 has written everything
     except Exception as error:
         if store.compare_set('first to fail', '', str(rank())) != str(rank()).encode():
-            code = 2 if isinstance(error, UserError) else 1
-            raise Ended(code) from None
+            raise Ended(2 if isinstance(error, UserError) else 1) from None
         if isinstance(error, (UserError, RunFailed)):
             raise
         traceback.print_exc()
@@ -174,15 +170,6 @@ def ending_together():
         raise RunFailed('Another process of the run was killed or cannot be reached any more.') from None
 
 
-def end_with(parent):
-    """Stops this process when the one that has started it has ended; ends it if it does not stop in GRACE seconds."""
-    while os.getppid() == parent:
-        time.sleep(stopping.POLL)
-    stopping.requested = True
-    time.sleep(GRACE)
-    os._exit(130)
-
-
 def leave(code):
     """Ends this process. One of several that have failed does not clean up, which could wait for the others."""
     if code and connected():
@@ -221,7 +208,7 @@ def start(n, command, environment):
             stopping.check()
             result = running.wait(timeout=1, period=stopping.POLL)
     finally:
-        running.close(timeout=2 * GRACE)
+        running.close(timeout=2 * stopping.GRACE)
     codes = {failure.exitcode for failure in result.failures.values()} or {0}
     code = max(codes - {130} or codes)                       # 130 may be a consequence of another one
     if code < 0:

@@ -4,9 +4,11 @@ KeyboardInterrupt. An exception raised by the handler itself could vanish in a c
 """
 import os
 import signal
+import threading
 import time
 
 POLL = 0.2                                           # seconds between two checks while waiting
+GRACE = 10                                           # seconds that a process has to end by itself after a request
 requested = False                              # whether to stop; other code may set it, too
 immediate = False                              # whether a signal ends the process at once
 owner = None                                   # the process that is to stop; data workers inherit the handler
@@ -69,3 +71,17 @@ def sleep(seconds):
         time.sleep(min(POLL, left))
         check()
         left = end - time.monotonic()
+
+
+def end_with_parent():
+    """Requests a stop when the process that has started this one has ended, and ends this one GRACE seconds later."""
+    threading.Thread(target=end_after, args=[parent or os.getppid()], daemon=True).start()
+
+
+def end_after(process):
+    global requested
+    while os.getppid() == process:
+        time.sleep(POLL)
+    requested = True
+    time.sleep(GRACE)
+    os._exit(130)
