@@ -35,6 +35,10 @@ def parse(arguments, defaults=None, parser=None):
         raise UserError('--resume, --reproduce and --evaluate: give one of them')
     if mode.auto_resume and folders and not mode.resume:
         raise UserError('--auto_resume goes with a training run; leave it out with --reproduce and --evaluate')
+    for flag, place in (('resume', mode.resume), ('reproduce', mode.reproduce)):
+        if place and Path(place).is_file():
+            raise UserError(f'--{flag} {place}: expected a run folder, not a file; a checkpoint starts a run by '
+                            '--start_from, and is evaluated by --evaluate')
     settings = dict(defaults or {})
     asked = {}
     for folder in folders:

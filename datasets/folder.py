@@ -60,13 +60,13 @@ def official_split(folder):
     tables = {path: table for path, table in tables.items() if table.paths}
     if not tables:
         return None
-    names = ', '.join(path.name for path in tables)
+    names = f'folder{"s" if len(tables) > 1 else ""} {", ".join(path.name for path in tables)}'
     for path in subfolders(folder):
         if path not in tables and (image_files(path) or any(map(image_files, subfolders(path)))):
-            raise UserError(f'{folder}: the folders {names} would be the official split, but {path.name} contains '
+            raise UserError(f'{folder}: the {names} would be the official split, but {path.name} contains '
                             'images or classes, too; move it elsewhere, or rename the folders if they are '
                             'super-classes')
-    print(f'Note: {folder}: the folders {names} are the official split; --split_scheme half would split all classes')
+    print(f'Note: {folder}: official split by the {names}; --split_scheme half would split all classes')
     levels = zip(*([table.superclasses, *table.coarser] for table in tables.values()), strict=False)
     superclasses, *coarser = [dict(ChainMap(*level)) for level in levels]
     joined = ImageTable([], [], [], superclasses, coarser, files_in(folder))

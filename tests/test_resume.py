@@ -158,6 +158,12 @@ def test_a_resume_names_the_flags_that_cannot_change(copied, refused, tmp_path):
     assert (copied / 'config.yaml').read_bytes() == config
 
 
+@pytest.mark.parametrize('flag', ['--resume', '--reproduce'])
+def test_a_checkpoint_in_the_place_of_a_run_folder_is_named(flag, copied, refused):
+    file = copied / 'checkpoint_last.pt'
+    assert f'{flag} {file}: expected a run folder, not a file; a checkpoint starts a run' in refused(flag, file)
+
+
 @pytest.mark.parametrize('flags', [
     '--scheduler step --tau 2 3 --lr 0.01 --fc_lr 0.02 --decay 0.1 --gamma 0.5', '--scheduler onecycle --n_epochs 5',
     '--scheduler none --loss_decay 0.3 --loss_margin_beta_lr 0.7', '--scheduler cosine --lr_floor 0.2 --lr_warmup 4',

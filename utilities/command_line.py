@@ -272,9 +272,10 @@ def known(parser, settings, where, excluded=()):
     where: the source of the settings, for the message. excluded: flags that are refused.
     """
     names = set(known_flags(parser)) - {'help', 'print_completion', *excluded}
-    for name in settings:
-        if name not in names:
-            raise UserError(f'{where}: {name}: unknown flag{flag_hints.unknown(str(name), known_flags(parser))}')
+    unknown = [f'{where}: {name}: unknown flag{flag_hints.unknown(str(name), known_flags(parser))}'
+               for name in settings if name not in names]
+    if unknown:
+        raise UserError('\n'.join(unknown))
     try:
         parser.parse_args(tokens(settings))
     except UserError as error:

@@ -213,7 +213,8 @@ def test_folders_of_the_official_split(below, train, val, opt, tmp_path, capsys)
     assert classes_by_split(data) == {'train': ['lynx', 'owl'], 'val': ['perch'], 'test': ['crow', 'fox', 'owl']}
     assert data.train.class_names == ['lynx', 'owl'] and data.train.superclass_labels is None
     assert all(train in path.parts for path in data.train.paths)
-    assert 'are the official split; --split_scheme half' in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert 'official split by the folders' in said and '; --split_scheme half would split all classes' in said
     halves = select(opt, tmp_path, split_scheme='half')
     assert classes_by_split(halves) == {'train': ['crow', 'fox'], 'test': ['lynx', 'owl', 'perch']}
     assert len(halves.evaluation['test']) == 8                             # owl's images of both folders
@@ -241,6 +242,12 @@ def test_official_parts_beside_other_classes_are_refused(other, opt, tmp_path):
     folders_of(tmp_path / 'images', ['train/crow', 'test/fox', other])
     with pytest.raises(UserError, match=f'the folders test, train would be the official split, but '
                                         f'{other.split("/")[0]} contains images or classes, too'):
+        select(opt, tmp_path)
+
+
+def test_one_official_part_beside_classes_is_called_a_folder(opt, tmp_path):
+    folders_of(tmp_path / 'images', ['train/crow', 'dogs'])
+    with pytest.raises(UserError, match='the folder train would be the official split, but dogs contains'):
         select(opt, tmp_path)
 
 

@@ -41,8 +41,9 @@ def test_each_flag_of_another_program_is_answered_by_the_one_here(line, hints):
 
 
 def test_a_config_file_gets_the_same_answers(tmp_path):
-    (tmp_path / 'flags.yaml').write_text('batch_size: 32\n')
-    with pytest.raises(UserError, match='flags.yaml: batch_size: unknown flag; here --bs'):
+    (tmp_path / 'flags.yaml').write_text('batch_size: 32\nlr: 0.1\nepochs: 3\n')
+    both = r'flags.yaml: batch_size: unknown flag; here --bs\n.*flags.yaml: epochs: unknown flag; here --n_epochs$'
+    with pytest.raises(UserError, match=both):
         command_line.read_config(parameters.build(), tmp_path / 'flags.yaml')
 
 
