@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Every image once per epoch, in groups of one class, with as many different classes per batch as possible."""
 import hashlib
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 SPC-n of Roth et al., ICML 2020: bs / samples_per_class random classes, samples_per_class images of each.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 D2 of Roth et al., ICML 2020: anchors sampled by their density in a big batch and their distances to each other.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 DDM of Roth et al., ICML 2020: of random candidates, the one most similar to a big batch in moments and distances.
 

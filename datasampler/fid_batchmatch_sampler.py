@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 FRD of Roth et al., ICML 2020: of random candidates, the one with the smallest Frechet distance to a big batch.
 

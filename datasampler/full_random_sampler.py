@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """SPC-R of Roth et al., ICML 2020: random images of random classes, and one image that makes a positive pair."""
 import hashlib
 

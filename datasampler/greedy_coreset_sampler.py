@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 GC of Roth et al., ICML 2020: anchors that cover a big batch, by greedy k-centre (Gonzalez, 1985; Sener and Savarese,
 ICLR 2018, https://arxiv.org/abs/1708.00489, Algorithm 1).

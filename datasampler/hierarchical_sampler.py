@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Batches from a few super-classes each, so that many negatives are similar to the anchor, as two bicycles are."""
 import hashlib
 

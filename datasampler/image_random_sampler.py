@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Plain shuffling of the images, regardless of their classes: large classes appear more often than small ones."""
 import hashlib
 import itertools

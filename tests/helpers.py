@@ -196,6 +196,12 @@ def examples_alone(files, tmp_path, snippets=None):
     return {name: (int(attempted), int(failed)) for name, attempted, failed in lines}
 
 
+def published(registry):
+    """The parts of this project, whose files begin with its licence: {name: module}; not those that somebody adds."""
+    return {name: module for name, module in registry.items()
+            if module and Path(module.__file__).read_text().startswith('# SPDX-License-Identifier: MIT\n')}
+
+
 def images_of(sizes, superclasses=None):
     """What datasampler.select takes, for classes with so many images each; by default of 3 super-classes in turn."""
     image_list = [(f'{label}_{i}.png', label) for label, size in enumerate(sizes) for i in range(size)]

@@ -20,7 +20,7 @@ import Retrieve_Images
 from retrieval import server
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, rows_of
-from tests.test_structure import PAGES, copied, register, run_in
+from tests.test_structure import PAGES, copied, run_in, with_the_parts_of_the_page
 from utilities import command_line
 
 PARSERS = {module.__name__: module.build for module in (Evaluate_Ensemble, Hyperparameter_Search, Launch_Runs,
@@ -185,17 +185,8 @@ def test_the_runs_of_the_readme(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
 def test_the_six_parts_of_the_page_on_extending_train_as_printed(tmp_path):
-    folder, page = copied(tmp_path / 'code'), (ROOT / 'docs' / 'extending.md').read_text()
-    for path, registry, code in re.findall(
-            r'\n`([\w/]+)\.py`, registered in `(\w+)`.*?```python\n(.*?)```', page, re.DOTALL):
-        package, name = path.split('/')
-        (folder / f'{path}.py').write_text(code)
-        register(folder, package, registry, name)
-    metric, entry = re.findall(r'```python\n(.*?)```', page.partition('## A metric\n')[2], re.DOTALL)[:2]
-    (folder / 'evaluation' / 'first_rank.py').write_text(metric)
-    metrics = folder / 'evaluation' / 'metrics.py'
-    text = metrics.read_text().replace('METRICS = {\n', f'METRICS = {{\n{entry}', 1)
-    metrics.write_text(text.replace('\nfrom evaluation ', '\nfrom evaluation import first_rank\nfrom evaluation ', 1))
+    folder = copied(tmp_path / 'code')
+    with_the_parts_of_the_page(folder)
     draw_classes(tmp_path / 'drawn', 8, 6, side=32)
     (tmp_path / 'named').mkdir()
     for path in (tmp_path / 'drawn').glob('*/*.png'):

@@ -165,8 +165,26 @@ def register(folder, package, registry, name):
     file = folder / package / '__init__.py'
     text = file.read_text()
     assert text.count(f'from {package} import (\n') == text.count(f'{registry} = {{\n') == 1
-    text = text.replace(f'from {package} import (\n', f'from {package} import (\n    {name},\n')
+    before, start, rest = text.partition(f'from {package} import (\n')
+    names, end, rest = rest.partition(')\n')
+    names = sorted([*names.splitlines(keepends=True), f'    {name},\n'])
+    text = before + start + ''.join(names) + end + rest
     file.write_text(text.replace(f'{registry} = {{\n', f"{registry} = {{\n    '{name}': {name},\n"))
+
+
+def with_the_parts_of_the_page(folder):
+    """Puts the files that docs/extending.md prints into the copy `folder`, and registers them; returns their paths."""
+    page = (ROOT / 'docs' / 'extending.md').read_text()
+    parts = re.findall(r'\n`([\w/]+\.py)`, registered in `(\w+)`.*?```python\n(.*?)```', page, re.DOTALL)
+    for path, registry, code in parts:
+        (folder / path).write_text(code)
+        register(folder, Path(path).parent.name, registry, Path(path).stem)
+    metric, entry = re.findall(r'```python\n(.*?)```', page.partition('## A metric\n')[2], re.DOTALL)[:2]
+    (folder / 'evaluation' / 'first_rank.py').write_text(metric)
+    metrics = folder / 'evaluation' / 'metrics.py'
+    text = metrics.read_text().replace('METRICS = {\n', f'METRICS = {{\n{entry}', 1)
+    metrics.write_text(text.replace('import clustering, ', 'import clustering, first_rank, ', 1))
+    return [*(path for path, *_ in parts), 'evaluation/first_rank.py']
 
 
 def run_in(folder, *arguments, then=''):

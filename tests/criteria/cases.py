@@ -1,19 +1,16 @@
 """What the tests of the losses share: variants of each loss, test batches, and how to call a loss and its reference."""
-from pathlib import Path
-
 import torch
 
 import batch_mining
 import criteria
 from tests.criteria import references
-from tests.helpers import manual_seed
+from tests.helpers import manual_seed, published
 from utilities.loss_sums import fitted
 from utilities.public import forward_parameters
 
 # The losses of this project, whose files begin with its licence. They need a reference, a known number and a row in
 # docs/losses.md; a loss that somebody adds for work of their own does not.
-PUBLISHED = {name: module for name, module in criteria.CRITERIA.items()
-             if Path(module.__file__).read_text().startswith('# SPDX-License-Identifier: MIT\n')}
+PUBLISHED = published(criteria.CRITERIA)
 
 
 def takes_masks(loss):

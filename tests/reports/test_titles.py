@@ -31,7 +31,8 @@ def test_columns_have_the_facts_of_their_metric(name):
     columns = [Column(split, metric, level).name for split in SPLITS for level in LEVELS]
     assert {titles.is_fraction(column) for column in columns} == {evaluation.METRICS[name].is_fraction}
     assert {titles.can_select(column) for column in columns} == {evaluation.METRICS[name].selects}
-    assert {titles.sign(column) for column in columns} == {1}
+    lowest_is_best = evaluation.METRICS[name].selects and not evaluation.METRICS[name].higher_is_better
+    assert {titles.sign(column) for column in columns} == {-1 if lowest_is_best else 1}
     assert len({titles.metric(column) for column in columns}) == len(columns)
 
 
