@@ -278,9 +278,9 @@ def test_labels_that_are_nan_or_of_another_shape_are_refused_by_metrics_and_samp
 
 
 @pytest.mark.parametrize('arguments, error, text', [
-    ((['triplet'], {}), ValueError, "criterion 'triplet': miner None; choose from random, all"),
-    ((['triplet'], {'miner': 'harder'}), ValueError, "miner 'harder': unknown; choose from random"),
-    ((['softmaxx'], {}), ValueError, "criterion 'softmaxx': unknown; choose from angular"),
+    ((['triplet'], {}), ValueError, "criterion 'triplet': miner None; choose from .*random, all"),
+    ((['triplet'], {'miner': 'harder'}), ValueError, "miner 'harder': unknown; choose from .*random"),
+    ((['softmaxx'], {}), ValueError, "criterion 'softmaxx': unknown; choose from .*angular"),
     ((['supcon'], {'miner': 'hard'}), ValueError, "criterion 'supcon' takes no miner"),
     ((['s2sd'], {'loss_s2sd_source': 's2sd'}), ValueError, "criterion 's2sd' does not contain itself"),
     ((['supcon'], {'temp': 1}), TypeError, "criterion 'supcon': unknown temp; it takes temperature, n_classes"),
@@ -293,12 +293,12 @@ def test_labels_that_are_nan_or_of_another_shape_are_refused_by_metrics_and_samp
     ((['recallatk'], {'k': 1}), ValueError, 'k=1: expected a list, each a whole number of at least 1'),
     ((['triplet'], {'miner': 'distance', 'miner_distance_lower_cutoff': 3}), ValueError,
      'miner_distance_lower_cutoff=3: expected a number of at least 0 and at most 2'),
-    ((['class_randm', [0, 1]], {}), ValueError, "sampler 'class_randm': unknown; choose from class_random"),
+    ((['class_randm', [0, 1]], {}), ValueError, "sampler 'class_randm': unknown; choose from .*class_random"),
     ((['class_random', [0, 1]], {'lambda': 1}), TypeError, "sampler 'class_random': unknown lambda; it takes cover"),
     ((['class_random', [0, 1]], {'bs': 3}), ValueError, '--bs 3 is not divisible by --samples_per_class 2'),
     ((['d2_coreset', [0, 1]], {'bs': 2}), TypeError, "sampler 'd2_coreset' needs embeddings"),
     ((['balanced', [0, 1]], {'superclasses': [0, 0]}), TypeError, "sampler 'balanced' takes no superclasses"),
-    ((['recall@1'], {}), ValueError, 'recall@1: unknown; choose from e_recall')])
+    ((['recall@1'], {}), ValueError, 'recall@1: unknown; choose from .*e_recall')])
 def test_wrong_settings_are_named(arguments, error, text):
     names, settings = arguments
     entry = 'metrics' if names == ['recall@1'] else 'sampler' if text.startswith(('sampler', '--bs')) else 'criterion'

@@ -123,7 +123,7 @@ def test_input_formats(opt):
 
 
 @pytest.mark.parametrize('arch, sentence', [
-    ('resnet51', '--arch resnet51: unknown; choose from resnet50, bninception'),
+    ('resnet51', '--arch resnet51: unknown; choose from .*resnet50, bninception'),
     ('timn:resnet18', '--arch, prefix timn: unknown; choose from timm, torchvision, pretrainedmodels'),
     ('pretrainedmodels:resnet51', '--arch pretrainedmodels:resnet51: unknown'),
     ('resnet_50_normalize_frozzen', 'timm:NAME, torchvision:NAME, pretrainedmodels:NAME; _frozen and _normalize may be '

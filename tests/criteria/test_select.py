@@ -41,9 +41,9 @@ def test_without_a_miner_or_with_the_wrong_one_a_sentence_says_so(opt, monkeypat
     refused(opt(loss='triplet', batch_mining='none'), '--loss triplet needs a miner: set --batch_mining')
     refused(opt(loss='npair', batch_mining='none'), r'--loss npair needs a miner: set --batch_mining \(npair\)')
     refused(opt(loss='npair', batch_mining='all'), '--loss npair does not work with --batch_mining all; choose from np')
-    refused(opt(loss='tripel'), '--loss tripel: unknown; choose from angular, arcface')
+    refused(opt(loss='tripel'), '--loss tripel: unknown; choose from .*angular, arcface')
     monkeypatch.setattr(triplet, 'ALLOWED_MINING_OPS', ['random'])
-    refused(opt(loss='triplet'), '--loss triplet does not work with --batch_mining distance; choose from random')
+    refused(opt(loss='triplet'), '--loss triplet does not work with --batch_mining distance; choose from .*random')
 
 
 @pytest.mark.parametrize('loss', ['snr', 'dr_triplet', 'quadruplet'])
