@@ -15,8 +15,8 @@ DIGITS = 6                                                 # digits of a test se
 
 def dataset(name):
     """
-    >>> dataset('cub200'), dataset('my_data'), dataset('cub200@f08c6d3a'), dataset('sop+0.8+flip')
-    ('CUB200-2011', 'my_data', 'CUB200-2011 (test set f08c6d)', 'SOP (views 0.8 flip)')
+    >>> dataset('cub200'), dataset('my_data'), dataset('cub200@f08c6d3a'), dataset('inshop+0.8+flip')
+    ('CUB200-2011', 'my_data', 'CUB200-2011 (test set f08c6d)', 'In-Shop (views 0.8 flip)')
     """
     name, _, views = name.partition('+')
     name, _, test = name.partition('@')

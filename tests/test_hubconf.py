@@ -120,7 +120,7 @@ def test_the_metrics_are_the_programs_and_load_few_files(monkeypatch):
     names = ['e_recall@1', 'c_recall@2', 'nmi', 'h_ap', 'dists@intra', 'rho_spectrum@1', 'tpr@0.1']
     before = {*sys.modules}
     measure = load('metrics', names)
-    assert len([path for path in loaded if path.is_relative_to(ROOT)]) <= 21
+    assert len([path for path in loaded if path.is_relative_to(ROOT)]) <= 25
     assert sys.modules['evaluation'] is evaluation and sys.modules['records'] == 'of yours'
     assert all(name.startswith('hub_') for name in {*sys.modules} - before)
     embeddings, labels = torch.randn(40, 4, requires_grad=True), torch.arange(40) % 5
@@ -228,7 +228,8 @@ def test_their_trainer_gives_the_network_that_it_gives_with_their_loss(pml):
 @pytest.mark.parametrize('loss, miner', WITH_MINERS)
 def test_labels_may_be_of_any_integer_type_and_tuples_go_to_losses_with_a_miner(loss, miner):
     small = {f'loss_{loss}_{flag}': value for flag, value in cases.SMALL.get(loss, {}).items()}
-    found, (batch, labels) = load('criterion', loss, miner=miner, **SIZES, **small), batch_of()
+    found = load('criterion', loss, miner=miner, **SIZES, **small).eval()             # the centres of `center` stay
+    batch, labels = batch_of()
     wanted = cases.fast(found, batch, labels)
     for kind in (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32):
         assert cases.fast(found, batch, labels.to(kind)).equal(wanted)

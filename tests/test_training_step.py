@@ -482,8 +482,9 @@ def test_the_shapes_of_a_step_in_each_of_eight_processes(rank, flags, in_process
     assert embeddings.shape == (opt.bs, 5) and embeddings[part].any() == (rank == 0)
     assert not embeddings[exchange.bounds(opt.bs)[1]:].any()
     assert all(value.shape == () for value in map(torch.as_tensor, scalars.values()))
-    assert all(parameter.grad.shape == parameter.shape and parameter.isfinite().all()
-               for parameter in built.model.parameters() if parameter.requires_grad)
+    # values that come from other processes are not defined here
+    assert all(parameter.grad.shape == parameter.shape for parameter in built.model.parameters()
+               if parameter.requires_grad)
 
 
 def test_the_optimizer_of_a_checkpoint_has_the_layouts_of_the_runs_parameters():
