@@ -157,7 +157,7 @@ def train_epoch(opt, built, loader, epoch):
         trace.add(**scalars)
         if built.ema:
             built.ema.update()
-        if processes.is_main():                              # which alone keeps the sampler's memory bank
+        if processes.is_main():                              # it alone keeps the sampler's memory bank
             datasampler.update_storage(built.sampler, embeddings, indices)
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))

@@ -5,7 +5,7 @@ import itertools
 
 import torch
 
-DISTINCT = 'groups'             # of images of a class, which may have several in a batch
+DISTINCT = 'groups'             # groups of images of a class; a class may have several groups
 
 
 class Sampler(torch.utils.data.Sampler):

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-DISTINCT = 'groups'             # of images of a class, which may have several in a batch
+DISTINCT = 'groups'             # groups of images of a class; a class may have several groups
 REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
 FLAGS = {'d2_coreset_lambda': {'argument': 'power', 'help': 'd2_coreset: exponent of the distance to earlier anchors;'
                                                             ' a larger value spreads the anchors'}}

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-DISTINCT = 'groups'             # of images of a class, which may have several in a batch
+DISTINCT = 'groups'             # groups of images of a class; a class may have several groups
 REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
 FLAGS = {
     'gc_coreset_lim': {'argument': 'limit', 'help': 'greedy_coreset: images within this distance of an anchor count as '

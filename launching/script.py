@@ -29,8 +29,8 @@ PIECE = re.compile(rf"""
   | (?P<plain>[^\s'"\\$]+|.)
 """, re.VERBOSE | re.MULTILINE)
 IN_DOUBLE_QUOTES = re.compile(rf'\\(?P<escaped>[$`"\\\n])|{VARIABLE}|(?P<shell>[$`])')
-SHELL = re.compile(r'[;&|<>()$`\\]|[=:]~|^~(?!/|$)')                # what only a shell can interpret, outside quotes
-FILES = re.compile(r'[*?[]|\{.*(,|\.\.).*\}')                     # what a shell replaces by several words there
+SHELL = re.compile(r'[;&|<>()$`\\]|[=:]~|^~(?!/|$)')                # text that only a shell can interpret
+FILES = re.compile(r'[*?[]|\{.*(,|\.\.).*\}')                     # text that a shell replaces by words
 
 
 def commands(file, environment=None):
@@ -150,7 +150,7 @@ def expanded(word, assigned, where):
     empty. Raises UserError for a word that only a shell can read.
     """
     written = ''.join(text for _, text in word)
-    bare = ''.join(text if kind == 'plain' else '\0' for kind, text in word)          # what is outside quotes
+    bare = ''.join(text if kind == 'plain' else '\0' for kind, text in word)          # the text outside quotes
     if '"' in bare or "'" in bare:
         raise UserError(f'{where}: no closing quotation')
     refuse_shell(SHELL.search(bare), written, where)

@@ -9,7 +9,7 @@ DATASETS = {
     'inshop': ('In-Shop', 'InShop'),
     'omniglot': ('Omniglot', 'Omniglot'),
 }
-OTHER_PREFIXES = {'cars196': 'CAR'}                        # of the public code
+OTHER_PREFIXES = {'cars196': 'CAR'}                        # prefixes of the public code
 DIGITS = 6                                                 # digits of a test set's hash that are shown
 
 
