@@ -29,7 +29,7 @@ FORMATS = {'JPEG': ('.jpg', '.jpeg', '.jfif'), 'PNG': ('.png',), 'BMP': ('.bmp',
 NEEDS = {'AVIF': 'avif', 'WEBP': 'webp', 'JPEG2000': 'jpg_2000'}         # Pillow's features, by format
 MAY_BE_DEEP = ('PNG', 'TIFF', 'PPM', 'JPEG2000')                         # formats of more than 8 bits per channel
 TRANSPARENT = ('RGBA', 'LA', 'PA')
-MAX_SCANS = 100              # limit for a JPEG file, as in libtiff; usual files have 1 to 10, each as slow as a whole image
+MAX_SCANS = 100              # limit of a JPEG file, as in libtiff; usual files have 1 to 10, each as slow as an image
 SCAN, END = 0xDA, 0xD9                                                   # markers of a JPEG file
 MARKER = re.compile(rb'\xff([^\x00\x01\xd0-\xd8\xff])')                 # markers with a length after them, and END
 
