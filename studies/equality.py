@@ -39,7 +39,7 @@ def cells(found, one, other):
     """
     gaps = [mean_difference([(found[one].values(metric), found[other].values(metric))]) for metric in METRICS.values()]
     texts = [plus_minus(gap, '+', 2) for gap in gaps]
-    return [gaps[0].n, *(text if answer(gap, 'equal', MARGIN)[0] == 'inside' else f'**{text}**'
+    return [gaps[0].n, *(text if answer(gap, 'equal', MARGIN) == 'yes' else f'**{text}**'
                          for text, gap in zip(texts, gaps, strict=True))]
 
 
