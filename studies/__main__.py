@@ -19,9 +19,9 @@ RESULTS = 'docs/results.md'
 PAGES = (RESULTS, 'docs/comparison.md', 'studies/tables.md', 'README.md')
 QUESTION = re.compile(r'^### (?P<title>[^\n]+)\n(?:(?!\n##).)*?<!-- table question (?P<name>\w+) -->', re.M | re.S)
 ASKED = {'greater': '> {:g}', 'at most': '< {:g}', 'equal': 'within ± {:g}'}
-UNITS = {'separated': ' pairs'}                                                # of effects that are not in points
-SETTING = re.compile(r'(_tuned|_rho|_gamma|_512|_four_concatenated)?(_longer|_again)?(?= |$)')      # ends of methods' names
-LONGER, SECOND_SEARCH = '_longer', 'search_seed'                               # checks in claims.yaml, by end and by name
+UNITS = {'separated': ' pairs'}                                            # of effects that are not in points
+SETTING = re.compile(r'(_tuned|_rho|_gamma|_512|_four_concatenated)?(_longer|_again)?(?= |$)')      # ends of methods
+LONGER, SECOND_SEARCH = '_longer', 'search_seed'                           # checks in claims.yaml, or ends of them
 
 
 def asked(question):
@@ -81,13 +81,25 @@ def answer_text(finding):
     return 'open: p > 0.05'
 
 
-def n_text(finding):
-    """Returns the number of methods, if n counts these, and of seeds, also the number registered if it is smaller."""
-    few, many = min(finding.seeds), max(finding.seeds)
-    text = f'{few} seeds' if few == many else f'{few} to {many} seeds'
+def short_n(finding):
+    """Returns the number of seeds, or of methods if these are what the interval is over."""
     if finding.question.effect in ('correlations', 'separated'):
-        text = f'{finding.contrasts[finding.decisive[0]][0].n} methods, {text} each'
-    return f'{text} ({finding.question.seeds} registered)' if many > finding.question.seeds else text
+        return f'{finding.contrasts[finding.decisive[0]][0].n} methods'
+    return seeds_text(finding)
+
+
+def seeds_text(finding):
+    few, many = min(finding.seeds), max(finding.seeds)
+    return f'{few} seeds' if few == many else f'{few} to {many} seeds'
+
+
+def n_text(finding):
+    """Returns short_n() with the seeds of methods, and the number registered if there are more seeds than that."""
+    text, seeds = short_n(finding), seeds_text(finding)
+    if text != seeds:
+        text = f'{text}, {seeds} each'
+    registered = finding.question.seeds
+    return f'{text} ({registered} registered)' if max(finding.seeds) > registered else text
 
 
 def longer_text(finding):
@@ -138,16 +150,17 @@ def tables(titles):
     answers, short, of_questions = [], [], {}
     for one in primary:
         title, longer = titles[one.question.name], checks.get(one.question.name + LONGER)
-        common = [p_text(one.p), n_text(one), answer_text(one)]
-        answers.append([link(title, ''), asked(one.question), effect_text(one), *common, longer_text(longer)])
-        short.append([link(title, RESULTS), asked(one.question), short_effect(one), *common])
+        bound, p, word = asked(one.question), p_text(one.p), answer_text(one)
+        answers.append([link(title, ''), bound, effect_text(one), p, n_text(one), word, longer_text(longer)])
+        short.append([link(title, RESULTS), bound, short_effect(one), p, short_n(one), word])
         of_questions[f'question {one.question.name}'] = question_text(one, longer)
     heads = ['question', 'asked', 'effect', 'p', 'n', 'answer']
     study = methods.read()
     return of_questions | equality.tables() | published.tables() | {
         'answers': markdown([*heads, 'with 48 epochs'], answers), 'answers in short': markdown(heads, short),
         'checks': check_table(checks.values()), 'second search': second_search(checks[SECOND_SEARCH]),
-        'methods': methods.table(study), 'origins': methods.origins(study), 'tuned on folds': methods.tuned_table(study)}
+        'methods': methods.table(study), 'origins': methods.origins(study),
+        'tuned on folds': methods.tuned_table(study)}
 
 
 def main(root=ROOT):

@@ -104,8 +104,8 @@ def mean_difference(pairs):
 
 def answer(estimate, asks, margin):
     """
-    Returns what the interval says of the question whether the effect is as asked: 'yes', 'no', or 'open' if the interval
-    contains the margin. asks: 'greater' than the margin, 'at most' the margin, or 'equal' to 0 up to the margin.
+    Returns what the interval says of the question whether the effect is as asked: 'yes', 'no', or 'open' if the
+    interval contains the margin. asks: 'greater' than the margin, 'at most' the margin, or 'equal' to 0 up to it.
     """
     low, high = estimate.interval()
     if asks == 'equal':

@@ -1,6 +1,6 @@
 """
 Twelve questions, registered in claims.yaml before their runs: effects with intervals, and answers. An answer needs both
-the interval and p, corrected over the twelve; the checks, which have no corrected p, are answered by their intervals.
+the interval and p, corrected over the twelve; checks, which have no corrected p, are answered by their intervals.
 
 A run of studies/Claims_Runs.sh has the group Claims_<data>_<half>_<method>: half A tests the second half of the
 classes and trains on the first, half B the reverse. A unit is a half with a seed.
@@ -202,8 +202,8 @@ def spread(of, metric):
 
 def selection(of, metric):
     """
-    Returns for each method, and in the mean, the value at the best epoch on the test classes, minus the value at the best
-    epoch on the validation classes.
+    Returns for each method, and in the mean, the value at the best epoch on the test classes, minus the value at the
+    best epoch on the validation classes.
     """
     on_validation = metric.replace('test_', 'val_')
     return with_mean({name: (values(runs, metric, metric), values(runs, metric, on_validation))
@@ -236,11 +236,11 @@ def separated(of, metric):
 def correlations(of, metric):
     """
     Returns, over methods, the correlations of the metric with the negated spectral decay of the training embeddings and
-    with their ratio of intra- to inter-class distances, and the first minus the second; by a bootstrap over methods. The
-    correlation is Spearman's for MAP@R, and Pearson's for R@1, as in Roth et al., ICML 2020.
+    with their ratio of intra- to inter-class distances, and the first minus the second; by a bootstrap over methods.
+    The correlation is Spearman's for MAP@R, and Pearson's for R@1, as in Roth et al., ICML 2020.
     """
-    names = (Column('train', 'rho_spectrum@1').name, Column('train', 'dists@intra_over_inter').name, metric)
-    sides = np.array([[one.mean for one in averages(of, 'of', name).values()] for name in names]) * [[-1], [1], [1]]
+    columns = (Column('train', 'rho_spectrum@1').name, Column('train', 'dists@intra_over_inter').name, metric)
+    sides = np.array([[one.mean for one in averages(of, 'of', name).values()] for name in columns]) * [[-1], [1], [1]]
     n_methods = sides.shape[1]
 
     def correlated(some):
@@ -250,9 +250,11 @@ def correlations(of, metric):
         by_decay, by_ratio = (decay * results).sum(axis=-1), (ratio * results).sum(axis=-1)
         return by_decay, by_ratio, by_decay - by_ratio
 
+    names = 'spectral decay', 'distance ratio', 'decay minus ratio'
+    found = correlated(np.arange(n_methods))
     drawn = correlated(np.random.default_rng(0).integers(n_methods, size=(DRAWS, n_methods)))
-    return {name: Estimate(float(value), n_methods, draws=draws) for name, value, draws in zip(
-        ('spectral decay', 'distance ratio', 'decay minus ratio'), correlated(np.arange(n_methods)), drawn, strict=True)}
+    return {name: Estimate(float(value), n_methods, draws=draws)
+            for name, value, draws in zip(names, found, drawn, strict=True)}
 
 
 EFFECTS = {function.__name__: function for function in (paired, each, best, spread, selection, separated, correlations)}
@@ -263,10 +265,10 @@ class Finding(NamedTuple):
     What the runs say of a question.
 
     contrasts: {contrast: (Estimate in MAP@R, in R@1 or None)}. decisive: the names of those that the answer is from.
-    by_interval: 'yes', 'no' or 'open' by their intervals alone. p: corrected by Holm's method over the primary questions,
-    nan for the others. seeds: the numbers of seeds of the methods, over both halves. changing: the number of methods whose
-    MAP@R on validation classes changes by CHANGING or more over the last third of the epochs. n_methods: the number of
-    methods of which this is known.
+    by_interval: 'yes', 'no' or 'open' by their intervals alone. p: corrected by Holm's method over the primary
+    questions, nan for the others. seeds: the numbers of seeds of the methods, over both halves. changing: the number of
+    methods whose MAP@R on validation classes changes by CHANGING or more over the last third of the epochs. n_methods:
+    the number of methods of which this is known.
     """
     question: SimpleNamespace
     contrasts: dict
@@ -313,8 +315,8 @@ def findings(questions, results):
 
 def joint_answer(estimates, question):
     """
-    Returns (answer by the intervals, p) of several Estimates, which all must be as asked: 'no' if one is not, 'yes' if all
-    are.
+    Returns (answer by the intervals, p) of several Estimates, which all must be as asked: 'no' if one is not, 'yes' if
+    all are.
     """
     words = [answer(one, question.expects, question.margin) for one in estimates]
     p_values = [p_against(one, question.expects, question.margin) for one in estimates]
