@@ -33,15 +33,22 @@ def label(name):
     return SETTING.sub('', name)
 
 
+def digits(finding):
+    return 2 if finding.question.effect == 'correlations' else 1
+
+
 def shown(finding, estimate):
-    """Returns an effect with its interval, of correlations with two digits."""
-    return with_interval(estimate, 2 if finding.question.effect == 'correlations' else 1)
+    return with_interval(estimate, digits(finding))
 
 
 def single_values(finding, names):
     """Returns the effects of several contrasts, each with what its interval says."""
-    return ', '.join(f'{label(name)} {rounded(finding.contrasts[name][0].mean, "+")} ({finding.single_answer(name)})'
-                     for name in names)
+    texts = []
+    for name in names:
+        value = rounded(finding.contrasts[name][0].mean, '+', digits(finding))
+        word = finding.single_answer(name)
+        texts.append(f'{label(name)} {value} ({word})' if word else f'{label(name)} {value}')
+    return ', '.join(texts)
 
 
 def disagree(finding, names):
@@ -51,23 +58,22 @@ def disagree(finding, names):
 
 
 def effect_text(finding):
-    """Returns the effect that the answer is from, and single values where it is a mean of effects that disagree."""
+    """Returns the effect that the answer is from, and the other contrasts if they disagree."""
     if finding.question.effect == 'each':
-        return single_values(finding, finding.decisive)
+        return '; '.join(f'{label(name)} {shown(finding, one)}: {finding.single_answer(name)}'
+                         for name, (one, _) in finding.contrasts.items())
     name, = finding.decisive
-    text = shown(finding, finding.contrasts[name][0])
-    if name != questions.MEAN:
-        return f'{label(name)}: {text}'
-    losses = [one for one in finding.contrasts if one != name]
-    more = f': {single_values(finding, losses)}' if disagree(finding, losses) else ''
-    return f'{text} on average over {len(losses)} losses{more}'
+    others = [one for one in finding.contrasts if one != name]
+    value = shown(finding, finding.contrasts[name][0])
+    text = f'{value} on average over {len(others)} losses' if name == questions.MEAN else f'{label(name)}: {value}'
+    return f'{text}; {single_values(finding, others)}' if disagree(finding, others) else text
 
 
 def short_effect(finding):
-    """Returns effect_text() without names and single values."""
+    """Returns the effect that the answer is from, without other contrasts; of several, the largest."""
     if finding.question.effect == 'each':
-        means = [one.mean for one, _ in finding.contrasts.values()]
-        return f'{rounded(min(means), "+")} to {rounded(max(means), "+")}'
+        name = max(finding.decisive, key=lambda name: abs(finding.contrasts[name][0].mean))
+        return f'{label(name)} {shown(finding, finding.contrasts[name][0])}'
     name, = finding.decisive
     return shown(finding, finding.contrasts[name][0]) + (' on average' if name == questions.MEAN else '')
 
@@ -77,8 +83,8 @@ def answer_text(finding):
     if finding.answer != 'open':
         return finding.answer
     if finding.by_interval == 'open':
-        return f'open: interval contains {finding.question.margin:g}'
-    return 'open: p > 0.05'
+        return f'open (interval contains {finding.question.margin:g})'
+    return 'open (p > 0.05)'
 
 
 def short_n(finding):
@@ -104,7 +110,7 @@ def n_text(finding):
 
 def longer_text(finding):
     """Returns what a check with twice the epochs finds. finding: its Finding, or None if there is none."""
-    return f'{answer_text(finding)}; {effect_text(finding)}' if finding else 'not run'
+    return f'{answer_text(finding)}, {effect_text(finding)}' if finding else 'not run'
 
 
 def question_text(finding, longer):

@@ -268,15 +268,20 @@ def effect(contrasts, question):
     digits = 2 if question['effect'] == 'correlations' else 1
     singles = {name: one for name, one in contrasts.items() if name != 'mean'}
     listed = ', '.join(f'{label(name)} {number(one.mean)} ({word(one, question)})' for name, one in singles.items())
+    texts = {}
+    for name, one in contrasts.items():
+        low, high = (number(end, digits).removeprefix('+') for end in one.interval())
+        texts[name] = f'{number(one.mean, digits)} ({low} to {high})'
     if question['effect'] == 'each':
-        return listed
-    name, one = [*contrasts.items()][-1]
-    low, high = (number(end, digits).removeprefix('+') for end in one.interval())
-    text = f'{number(one.mean, digits)} ({low} to {high})'
+        return '; '.join(f'{label(name)} {texts[name]}: {word(one, question)}' for name, one in contrasts.items())
+    name, text = [*texts.items()][-1]
+    if question['effect'] == 'correlations':
+        decay, ratio, _ = contrasts.values()
+        return f'{name}: {text}; spectral decay {number(decay.mean, 2)}, distance ratio {number(ratio.mean, 2)}'
     if name != 'mean':
         return f'{label(name)}: {text}'
     verdicts = {word(one, question) for one in singles.values()} | {number(one.mean)[0] for one in singles.values()}
-    return f'{text} on average over {len(singles)} losses' + (f': {listed}' if len(verdicts) > 2 else '')
+    return f'{text} on average over {len(singles)} losses' + (f'; {listed}' if len(verdicts) > 2 else '')
 
 
 def assert_same(shown, expected, is_drawn):
@@ -297,8 +302,8 @@ def page_rows(file, name):
 
 def answer(by_interval, p, question):
     if by_interval == 'open':
-        return f'open: interval contains {question["margin"]:g}'
-    return by_interval if p < .05 else 'open: p > 0.05'
+        return f'open (interval contains {question["margin"]:g})'
+    return by_interval if p < .05 else 'open (p > 0.05)'
 
 
 @pytest.mark.parametrize('file, name', [(program.RESULTS, 'answers'), ('README.md', 'answers in short')])
@@ -324,13 +329,12 @@ def test_effects_and_answers_with_more_epochs():
         question = registered()[name]
         is_drawn = question['effect'] in ('spread', 'correlations', 'separated')
         assert_same(shown[name]['effect'], effect(contrasts, question), is_drawn)
-        if question['effect'] != 'each':
-            assert short[name]['effect'].removesuffix(' on average') in shown[name]['effect']
+        assert short[name]['effect'].removesuffix(' on average') in shown[name]['effect']
         expected = 'not run'
         if f'{name}_longer' in longer:
             check = registered()[f'{name}_longer']
             contrasts, by_interval, _ = decide(check)
-            expected = f'{answer(by_interval, 0, check)}; {effect(contrasts, check)}'
+            expected = f'{answer(by_interval, 0, check)}, {effect(contrasts, check)}'
         assert shown[name]['with 48 epochs'] == expected
     assert len(longer) == 3 and sum(row['with 48 epochs'] != 'not run' for row in shown.values()) == 3
 
