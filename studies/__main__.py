@@ -139,7 +139,7 @@ def second_search(finding):
     """Returns the sentence on how far the settings of a second search move the results."""
     moves = ' and '.join(f'{label(name)} by {shown(finding, one)}' for name, (one, _) in finding.contrasts.items())
     return (f'The settings of a second search, with another seed, move {moves} points of MAP@R ({n_text(finding)}). '
-            f'No interval includes this.')
+            f'No interval on this page includes this variation.')
 
 
 def link(title, page):
