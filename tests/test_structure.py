@@ -175,16 +175,11 @@ def register(folder, package, registry, name):
 def with_the_parts_of_the_page(folder):
     """Puts the files that docs/extending.md prints into the copy `folder`, and registers them; returns their paths."""
     page = (ROOT / 'docs' / 'extending.md').read_text()
-    parts = re.findall(r'\n`([\w/]+\.py)`, registered in `(\w+)`.*?```python\n(.*?)```', page, re.DOTALL)
-    for path, registry, code in parts:
+    parts = re.findall(r'\n`(\w+/\w+\.py)`[:;].*?```python\n(.*?)```\n\n```diff\n(.*?)```', page, re.DOTALL)
+    for path, code, diff in parts:
         (folder / path).write_text(code)
-        register(folder, Path(path).parent.name, registry, Path(path).stem)
-    metric, entry = re.findall(r'```python\n(.*?)```', page.partition('## A metric\n')[2], re.DOTALL)[:2]
-    (folder / 'evaluation' / 'first_rank.py').write_text(metric)
-    metrics = folder / 'evaluation' / 'metrics.py'
-    text = metrics.read_text().replace('METRICS = {\n', f'METRICS = {{\n{entry}', 1)
-    metrics.write_text(text.replace('import clustering, ', 'import clustering, first_rank, ', 1))
-    return [*(path for path, *_ in parts), 'evaluation/first_rank.py']
+        subprocess.run(['git', 'apply', '-'], input=diff, text=True, cwd=folder, check=True)
+    return [path for path, *_ in parts]
 
 
 def run_in(folder, *arguments, then=''):
