@@ -129,6 +129,18 @@ def test_links_between_pages_lead_somewhere(page):
         assert target.startswith('http') or inside or of_method, f'{target} is not a page of the site'
 
 
+def test_addresses_of_other_sites_are_well_formed_and_a_paper_has_one_at_each_conference():
+    papers = {}
+    for page in PAGES:
+        for address in re.findall(r'\]\((http[^)]*)\)', page.read_text()):
+            assert re.fullmatch(r'https?://[\w.-]+(:\d+)?(/[\w./-]*)?', address), f'{page.name}: {address}'
+            if 'arxiv.org' in address:
+                assert re.fullmatch(r'https://arxiv\.org/abs/\d{4}\.\d{5}', address), f'{page.name}: {address}'
+            elif 'openaccess' in address and 'paper' in address:
+                author, conference = re.search(r'/html/([A-Za-z-]+)_.*_(\w+_\d{4})_paper\.html$', address).groups()
+                assert papers.setdefault((author, conference), address) == address, f'{page.name}: {address}'
+
+
 @pytest.mark.parametrize('page', PAGES[1:], ids=lambda page: page.name)
 def test_pages_are_short(page):
     text = re.sub('<!-- table .*?<!-- end -->', '', page.read_text(), flags=re.DOTALL)          # written by programs
