@@ -1,6 +1,7 @@
 """The commands and the files of the pages, as they are printed there."""
 import http.client
 import importlib
+import inspect
 import re
 import shlex
 import shutil
@@ -19,9 +20,10 @@ import parameters
 import Result_Evaluations
 import retrieval
 import Retrieve_Images
+from docs import method_pages
 from retrieval import server
 from tests.conftest import draw_classes
-from tests.helpers import ROOT, rows_of
+from tests.helpers import ROOT, published, rows_of
 from tests.test_structure import PAGES, copied, run_in, with_the_parts_of_the_page
 from utilities import command_line
 
@@ -197,6 +199,20 @@ def test_the_comparison_of_the_start_page(there, capsys):
     assert found and any((there / 'figures').iterdir())
     last = [rows_of(there / 'Comparison' / 'folder' / f'{group}_s0')[-1]['epoch'] for group in ('before', 'frozen')]
     assert last == ['0', '20']
+
+
+def test_the_numbers_of_parts_in_the_comparison_are_those_of_the_registries_and_of_the_other_library():
+    page = (ROOT / 'docs' / 'comparison.md').read_text()
+    rows = {kind: re.search(rf'\n\| {row} \| (\d+)[^|]*\| (\d+) \|', page).groups() for kind, row in {
+        'losses': 'losses', 'miners': 'miners', 'samplers': 'batch samplers'}.items()}
+    own = {kind: [*published(method_pages.KINDS[kind][1])] for kind in rows}
+    assert {kind: len(names) for kind, names in own.items()} == {kind: int(ours) for kind, (ours, _) in rows.items()}
+    around = {'CrossBatchMemory', 'GenericPairLoss', 'MultipleLosses', 'SelfSupervisedLoss',
+              'EmbeddingsAlreadyPackagedAsTriplets'}
+    for kind, (_, theirs) in rows.items():
+        library = pytest.importorskip(f'pytorch_metric_learning.{kind}', reason='pytorch-metric-learning is missing')
+        classes = {name for name, value in vars(library).items() if inspect.isclass(value)} - around
+        assert len([name for name in classes if not re.search('^Base|Mixin$', name)]) == int(theirs), kind
 
 
 def test_the_run_with_views(there):
