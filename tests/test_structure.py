@@ -129,6 +129,18 @@ def test_links_between_pages_lead_somewhere(page):
         assert target.startswith('http') or inside or of_method, f'{target} is not a page of the site'
 
 
+def test_addresses_of_other_sites_are_well_formed_and_a_paper_has_one_at_each_conference():
+    papers = {}
+    for page in PAGES:
+        for address in re.findall(r'\]\((http[^)]*)\)', page.read_text()):
+            assert re.fullmatch(r'https?://[\w.-]+(:\d+)?(/[\w./-]*)?', address), f'{page.name}: {address}'
+            if 'arxiv.org' in address:
+                assert re.fullmatch(r'https://arxiv\.org/abs/\d{4}\.\d{5}', address), f'{page.name}: {address}'
+            elif 'openaccess' in address and 'paper' in address:
+                author, conference = re.search(r'/html/([A-Za-z-]+)_.*_(\w+_\d{4})_paper\.html$', address).groups()
+                assert papers.setdefault((author, conference), address) == address, f'{page.name}: {address}'
+
+
 @pytest.mark.parametrize('page', PAGES[1:], ids=lambda page: page.name)
 def test_pages_are_short(page):
     text = re.sub('<!-- table .*?<!-- end -->', '', page.read_text(), flags=re.DOTALL)          # written by programs
@@ -175,16 +187,11 @@ def register(folder, package, registry, name):
 def with_the_parts_of_the_page(folder):
     """Puts the files that docs/extending.md prints into the copy `folder`, and registers them; returns their paths."""
     page = (ROOT / 'docs' / 'extending.md').read_text()
-    parts = re.findall(r'\n`([\w/]+\.py)`, registered in `(\w+)`.*?```python\n(.*?)```', page, re.DOTALL)
-    for path, registry, code in parts:
+    parts = re.findall(r'\n`(\w+/\w+\.py)`[:;].*?```python\n(.*?)```\n\n```diff\n(.*?)```', page, re.DOTALL)
+    for path, code, diff in parts:
         (folder / path).write_text(code)
-        register(folder, Path(path).parent.name, registry, Path(path).stem)
-    metric, entry = re.findall(r'```python\n(.*?)```', page.partition('## A metric\n')[2], re.DOTALL)[:2]
-    (folder / 'evaluation' / 'first_rank.py').write_text(metric)
-    metrics = folder / 'evaluation' / 'metrics.py'
-    text = metrics.read_text().replace('METRICS = {\n', f'METRICS = {{\n{entry}', 1)
-    metrics.write_text(text.replace('import clustering, ', 'import clustering, first_rank, ', 1))
-    return [*(path for path, *_ in parts), 'evaluation/first_rank.py']
+        subprocess.run(['git', 'apply', '-'], input=diff, text=True, cwd=folder, check=True)
+    return [path for path, *_ in parts]
 
 
 def run_in(folder, *arguments, then=''):
