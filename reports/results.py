@@ -37,6 +37,8 @@ def report(opt, planned=()):
     names = list(dict.fromkeys(map(columns.asked_for, opt.metrics)))
     rule = selection.selection_rule(opt, names)
     found = runs.collect(opt)
+    if planned:
+        found = runs.of_script(found, planned, opt.script)
     expected = [(dataset, group, seed) for dataset, group, seed in planned
                 if runs.is_wanted(opt, dataset, f'{group}_s{seed}')]
     grouped, notes = groups.group_runs(found, expected, opt.seeds, opt.with_unfinished)
@@ -57,7 +59,7 @@ def report(opt, planned=()):
     if opt.baseline:
         from reports import differences  # imports scipy, which other tables do not need
         shown = differences.add(table, grouped, scores, names, opt.baseline, opt.digits)
-        caption += differences.explained(opt.baseline)
+        caption += differences.explained(opt.baseline, table)
     texts = {'latex': tables.latex(table, datasets, shown, caption, notes), 'csv': tables.csv(table),
              'markdown': tables.markdown(table, datasets, shown, caption, notes)}
     plans = figure_plans(opt, grouped, names, rule) if opt.figures else {}
