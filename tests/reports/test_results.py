@@ -103,7 +103,7 @@ def test_differences_to_a_baseline(make, evaluate, tmp_path):
     assert (rows['A']['test'], rows['A']['n'], rows['D']['test']) == ("Welch's t-test", '3', 'paired t-test')
     code, out, _ = evaluate(*flags, '--baseline', 'C', '--only', 'CUB_A', 'CUB_C')      # the name of the method
     known = scipy.stats.ttest_1samp(a, c[0])
-    low, high = known.confidence_interval() - c[0]
+    low, high = (bound - c[0] for bound in known.confidence_interval())
     assert code == 0 and 'Holm' not in out and cells(out)['A'][1] == (
         f'{50 * (low + high):+.1f} ± {50 * (high - low):.1f} (p = {known.pvalue:.3f}, one-sample t-test, n = 3 and 1)')
     make('CARS_A', 0, 'cars196')
