@@ -5,7 +5,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
 run() {
-    every_seed "Compare_$1" --dataset glyphs --arch conv4_normalize --not_pretrained --bs 112 --samples_per_class 4 \
+    every_seed "Glyphs_$1" --dataset glyphs --arch conv4_normalize --not_pretrained --bs 112 --samples_per_class 4 \
         --lr 0.001 --n_epochs 4 --no_train_metrics "${@:2}"
 }
 
