@@ -28,12 +28,9 @@ def add(table, groups, scores, names, baseline, digits=1):
             values = {group.method: values_by_seed(scores, group, name) for group in others}
             found = {method: significance.difference(own, known) for method, own in values.items() if own and known}
             corrected = significance.holm([difference.p for difference in found.values()])
-            for (method, difference), p in zip(found.items(), corrected, strict=True):
-                n = len(values[method])
-                text = difference_text(difference.mean, difference.interval, name, digits)
-                facts = {'interval': difference.interval, 'p': difference.p, 'p_holm': p, 'test': difference.test}
-                table[method][dataset, titles.DIFFERENCE + name] = tables.Cell(
-                    difference.mean, math.nan, n, n, text + test_text(p, difference.test, n, len(known)), facts=facts)
+            for method, p in zip(found, corrected, strict=True):
+                cell = cell_of(found[method], p, len(values[method]), len(known), name, digits)
+                table[method][dataset, titles.DIFFERENCE + name] = cell
     return [column for name in names for column in (name, titles.DIFFERENCE + name)]
 
 
@@ -43,22 +40,33 @@ def values_by_seed(scores, group, name):
     return dict(zip(rows.seed, rows[name], strict=True))
 
 
+def cell_of(difference, p_holm, n, n_baseline, name, digits):
+    """The Cell of a significance.Difference, whose p is p_holm after correction, between n and n_baseline runs."""
+    text = difference_text(difference.mean, difference.interval, name, digits)
+    if not math.isnan(p_holm):
+        text += f' ({p_text(p_holm)}, {runs_text(difference.test, n, n_baseline)})'
+    facts = {'interval': difference.interval, 'p': difference.p, 'p_holm': p_holm, 'test': difference.test}
+    return tables.Cell(difference.mean, math.nan, n, n, text, facts=facts)
+
+
 def difference_text(mean, half, name, digits):
     return tables.signed(mean, name, digits) + ('' if math.isnan(half) else f' ± {tables.printed(half, name, digits)}')
 
 
-def test_text(p, test, n, n_baseline):
-    """
-    p, the numbers of runs, and the test where it is not the paired t-test, in brackets; empty where there is no test.
+def p_text(p):
+    return 'p < 0.001' if p < 0.0005 else f'p = {p:.3f}'
 
-    >>> test_text(.0123, significance.PAIRED, 5, 5), test_text(.0001, significance.WELCH, 5, 4)
-    (' (p = 0.012, n = 5)', " (p < 0.001, Welch's t-test, n = 5 and 4)")
+
+def runs_text(test, n, n_baseline):
     """
-    if math.isnan(p):
-        return ''
-    parts = ['p < 0.001' if p < 0.0005 else f'p = {p:.3f}', *([] if test == significance.PAIRED else [test]),
-             f'n = {n}' + ('' if n == n_baseline else f' and {n_baseline}')]
-    return f' ({", ".join(parts)})'
+    The numbers of runs, and the test where it is not the paired t-test.
+
+    >>> runs_text(significance.PAIRED, 5, 5), runs_text(significance.WELCH, 5, 4)
+    ('n = 5', "Welch's t-test, n = 5 and 4")
+    """
+    if test == significance.PAIRED:
+        return f'n = {n}'
+    return f'{test}, n = {n}' + (f' and {n_baseline}' if n != n_baseline else '')
 
 
 def explained(baseline, table):

@@ -190,8 +190,8 @@ def test_the_runs_of_the_readme(tmp_path, monkeypatch):
     monkeypatch.setattr('sys.argv', ['main.py'])
     run_of_script = ['--dataset', 'cub200', '--source_path', 'Datasets', '--group', 'CUB_Npair', '--seed', '0']
     assert main.main([*run_of_script, *SMALL]) == 0                            # --dry_run trains none
-    done = follow('README.md', 'A run', '--dry_run')
-    assert done == ['main.py', 'main.py', 'Launch_Runs.py', 'Result_Evaluations.py']
+    done = follow('README.md', 'Runs', '--dry_run')
+    assert done == ['main.py', 'Launch_Runs.py', 'Result_Evaluations.py']
     assert re.search(r'^Npair & \d', (tmp_path / 'table.tex').read_text(), re.MULTILINE)
 
 
