@@ -16,6 +16,7 @@ import configuration
 import Evaluate_Ensemble
 import Hyperparameter_Search
 import Launch_Runs
+import main
 import parameters
 import Result_Evaluations
 import retrieval
@@ -215,6 +216,15 @@ def test_the_numbers_of_parts_in_the_comparison_are_those_of_the_registries_and_
         assert len([name for name in classes if not re.search('^Base|Mixin$', name)]) == int(theirs), kind
 
 
+def test_the_comparison_of_two_methods(tmp_path, monkeypatch, capsys):
+    """With two of its five seeds."""
+    (tmp_path / 'run_scripts').symlink_to(ROOT / 'run_scripts')
+    monkeypatch.chdir(tmp_path)
+    done = follow('docs/result_evaluations.md', 'Compare two methods', '--only', '_s0', '_s1', '--workers', '2')
+    assert done == ['Launch_Runs.py', 'Result_Evaluations.py']
+    assert re.search(r'MS .*\(p [=<] 0\.\d+, n = 2\)', capsys.readouterr().out)
+
+
 def test_the_run_with_views(there):
     assert follow('docs/metrics.md', 'Views') == ['main.py']
 
@@ -223,9 +233,11 @@ def test_the_runs_of_the_readme(tmp_path, monkeypatch):
     prepare(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr('sys.argv', ['main.py'])
-    done = follow('README.md', 'A run', '--dry_run')
-    assert done == ['main.py', 'main.py', 'Launch_Runs.py', 'Result_Evaluations.py']
-    assert re.search(r'^Margin & \d', (tmp_path / 'table.tex').read_text(), re.MULTILINE)
+    run_of_script = ['--dataset', 'cub200', '--source_path', 'Datasets', '--group', 'CUB_Npair', '--seed', '0']
+    assert main.main([*run_of_script, *SMALL]) == 0                            # --dry_run trains none
+    done = follow('README.md', 'Runs', '--dry_run')
+    assert done == ['main.py', 'Launch_Runs.py', 'Result_Evaluations.py']
+    assert re.search(r'^Npair & \d', (tmp_path / 'table.tex').read_text(), re.MULTILINE)
 
 
 @pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')

@@ -244,10 +244,24 @@ def test_every_picture_of_the_pages_has_a_text_for_those_who_do_not_see_it():
     assert not [page.name for page in PAGES if re.search(r'!\[\s*\]\(', page.read_text())]
 
 
-def test_git_ignores_what_the_commands_of_the_start_page_write():
-    text = (ROOT / 'docs' / 'start.md').read_text()
-    ignored = {line.strip('/') for line in (ROOT / '.gitignore').read_text().splitlines()}
-    written = re.findall(r'(?:--out|--picture|--save_path|--figures|--source_path| export| pictures|done >) '
-                         r'([\w./]+)', text)
-    assert {'photos', 'my_index', 'network.onnx', 'my_runs.sh', 'drawn'} <= {*written} <= ignored
-    assert 'suspects.png' in ignored
+def test_git_ignores_what_the_commands_of_the_pages_write():
+    """And no file of the project, also where upper and lower case are the same."""
+    written = {'suspects.png', 'Ensembles/x', 'Training_Results/x', 'diagonal_lines.svg'}
+    for page in PAGES:
+        for block in re.findall(r'```bash\n(.*?)```', page.read_text(), re.DOTALL):
+            written.update(re.findall(r'(?:--(?:out|picture|save_path|figures?|latex|csv|rows|source_path)| export|'
+                                      r' pictures|>) +(?!DATA|studies/)(\w[\w./-]*)', block))
+    assert {'photos', 'my_index', 'network.onnx', 'my_runs.sh', 'Datasets', 'roth.tex', 'diagonal_lines.png'} <= written
+    paths = [name if '.' in name else f'{name}/x' for name in sorted(written)]
+    ignored = git('check-ignore', '--no-index', *paths)
+    assert not {*paths} - {*ignored}
+    assert not git('ls-files', '-i', '-c', '--exclude-standard')
+    assert not git('-c', 'core.ignorecase=true', 'ls-files', '-i', '-c', '--exclude-standard')
+
+
+def git(*arguments):
+    """The lines that git prints in the checkout."""
+    done = subprocess.run(['git', *arguments], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == 128:
+        pytest.skip(f'git is not here, or this is not a checkout: {done.stderr}')
+    return done.stdout.splitlines()
