@@ -153,7 +153,8 @@ def tables(titles):
     for one in primary:
         title, longer = titles[one.question.name], checks.get(one.question.name + LONGER)
         bound, p = asked(one.question), p_text(one.p)
-        answers.append([link(title, ''), bound, effect_text(one), p, n_text(one), answer_text(one), longer_text(longer)])
+        answers.append([link(title, ''), bound, effect_text(one), p, n_text(one), answer_text(one),
+                        longer_text(longer)])
         short.append([link(title, RESULTS), bound, short_effect(one), p, one.answer])
         of_questions[f'question {one.question.name}'] = question_text(one, longer)
     heads = ['question', 'asked', 'effect', 'p']
