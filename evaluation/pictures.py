@@ -79,10 +79,7 @@ def short(name, length=26):
     number, _, rest = name.partition('.')
     if number.isdigit() and rest:
         name = rest
-    name = name.replace('_', ' ')
-    if len(name) > length:
-        name = name[:length - 1] + '…'
-    return plotting.plain(name)
+    return plotting.plain(name.replace('_', ' '), length)
 
 
 def sample_queries(embedded, seed, n_queries, n_neighbours):
@@ -184,10 +181,12 @@ def spectrum(embedded, seed):
     """The singular values divided by their sum, and a uniform spectrum."""
     values = geometry.singular_values(embedded.embeddings.cpu().numpy())
     fractions = geometry.rho_spectrum(values, 0)
+    n_zeros = np.count_nonzero(fractions == 0)
+    rho = f'∞, since {n_zeros} are 0' if n_zeros else f'{geometry.rho_spectrum(values, 1):.3f}'
     figure = new_figure(COLUMN, 0.7 * COLUMN)
     axes = figure.add_subplot(xlabel='singular value', ylabel='fraction of their sum', yscale='log')
     axes.plot(np.arange(1, len(fractions) + 1), np.where(fractions > 0, fractions, np.nan), '.-', markersize=3,
-              linewidth=0.8, label=f'embeddings, ρ = {geometry.rho_spectrum(values, 1):.3f}')
+              linewidth=0.8, label=f'embeddings, ρ = {rho}')
     axes.axhline(1 / len(fractions), color=GREY, linestyle='--', linewidth=0.8, label='uniform, ρ = 0')
     plotting.legend_above(axes)
     return figure

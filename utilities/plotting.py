@@ -76,7 +76,7 @@ def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
     axes.set_axis_off()
     for row, (title, tiles) in enumerate(rows):
         top = row * height + 1.6 * gap
-        axes.text(-frame, top - 2 * frame, title, fontsize=5.5)
+        fit(axes.text(-frame, top - 2 * frame, title, fontsize=5.5), scale * (width - 2 * gap))
         for column, (image, colour, text) in enumerate(tiles):
             left = column * (1 + gap) + gap * sum(column >= place for place in breaks)
             tall, wide = (side / max(image.shape[:2]) for side in image.shape[:2])
@@ -88,19 +88,31 @@ def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
                 axes.text(x + wide - 0.02, y + 0.02, '×', color='white', fontsize=7, ha='right', va='top', zorder=3,
                           bbox={'facecolor': WRONG, 'linewidth': 0, 'pad': 0.5})
             if text:
-                axes.text(left + 0.5, top + 1 + 1.2 * gap, text, fontsize=4.5, ha='center')
+                below = axes.text(left + 0.5, top + 1 + 1.2 * gap, text, fontsize=4.5, ha='center')
+                fit(below, scale * (1 + gap / 2))
     return figure
 
 
-def legend_above(axes, n_columns=2):
-    """A legend above the axes, where it covers no curve."""
-    labels = axes.get_legend_handles_labels()[1]
-    axes.legend(loc='lower left', bbox_to_anchor=(0, 1), borderaxespad=0.2, borderpad=0, columnspacing=1,
-                ncols=n_columns if len(labels) > 1 else 1)
+def fit(text, width):
+    """Makes the font of a text of matplotlib smaller where it is wider than `width`, in inches."""
+    given = text.get_window_extent().width / text.figure.dpi
+    if given > width:
+        text.set_fontsize(text.get_fontsize() * width / given)
 
 
-def plain(text):
-    """Text that a figure shows as it is; two dollar signs would otherwise enclose a formula."""
+def legend_above(axes):
+    """A legend above the axes, where it covers no curve, in two columns, or in one where two are wider than the axes."""
+    for n_columns in (2, 1):
+        legend = axes.legend(loc='lower left', bbox_to_anchor=(0, 1), borderaxespad=0.2, borderpad=0, columnspacing=1,
+                             ncols=n_columns)
+        if legend.get_window_extent().width <= axes.get_window_extent().width:
+            return
+
+
+def plain(text, length=None):
+    """Text that a figure shows as it is, cut after `length` characters; two dollar signs would enclose a formula."""
+    if length and len(text) > length:
+        text = text[:length - 1] + '…'
     return text.replace('$', r'\$')
 
 
