@@ -266,7 +266,7 @@ def classes(embedded, seed, n_worst=12):
     worst = order[:n_worst][::-1]
     figure = new_figure(2 * COLUMN, 0.8 * COLUMN)
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.1])
-    left.plot((np.arange(len(order)) + 0.5) / len(order) * 100, recall[order], color=GREY, drawstyle='steps-mid')
+    left.stairs(recall[order], np.linspace(0, 100, len(order) + 1), baseline=None, color=GREY)
     left.axhline(100 * (taken == labels).mean(), color='black', linestyle='--', linewidth=0.8, label='mean over images')
     left.set(xlabel='classes (%)', ylabel='R@1 (%)', ylim=(-2, 102))
     plotting.legend_above(left)

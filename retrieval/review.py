@@ -137,7 +137,7 @@ def labelled(place):
 def draw(found, places, names, file):
     """The first suspects of each kind beside their neighbours, as the network sees them, with their labels."""
     def tile(index, colour, below=''):
-        return pictures.pixels(*places[index]), colour, f'{pictures.short(names[index], 20)}\n{below}'
+        return pictures.pixels(*places[index]), colour, f'{pictures.short(names[index], 20)}\n{below}'.strip()
 
     rows = []
     for kind, title in TITLES.items():

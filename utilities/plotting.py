@@ -58,17 +58,16 @@ def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
     """
     A figure of rows of framed images, whose longer sides are equal.
 
-    rows: [(title, [(pixels [H, W, 3] uint8, colour of the frame, text below the image or None), ...]), ...].
+    rows: [(title, [(pixels [H, W, 3] uint8, colour of the frame, lines of text below the image or None), ...]), ...].
     breaks: the columns before which the gap is twice as wide; by default after the first image.
     frame, gap: widths, in units of an image's side. A frame of the colour WRONG also has a cross, for readers who do
     not see the colours.
     """
     from matplotlib.patches import Rectangle
     n_columns = max(len(tiles) for _, tiles in rows)
-    has_texts = any(text for _, tiles in rows for _, _, text in tiles)
+    n_lines = max(len((text or '').splitlines()) for _, tiles in rows for _, _, text in tiles)
     width = (n_columns - 1) * (1 + gap) + 1 + (2 + len(breaks)) * gap
-    n_gaps = 3.4 if has_texts else 2.2
-    height = 1 + n_gaps * gap                                # of a row
+    height = 1 + (2.2 + 1.2 * n_lines) * gap                 # of a row
     scale = 2 * COLUMN / width
     figure = new_figure(2 * COLUMN, scale * (len(rows) * height + gap / 2))
     figure.set_layout_engine('none')
@@ -88,7 +87,7 @@ def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
                 axes.text(x + wide - 0.02, y + 0.02, '×', color='white', fontsize=7, ha='right', va='top', zorder=3,
                           bbox={'facecolor': WRONG, 'linewidth': 0, 'pad': 0.5})
             if text:
-                below = axes.text(left + 0.5, top + 1 + 1.2 * gap, text, fontsize=4.5, ha='center')
+                below = axes.text(left + 0.5, top + 1 + 0.6 * gap, text, fontsize=4.5, ha='center', va='top')
                 fit(below, scale * (1 + gap / 2))
     return figure
 
