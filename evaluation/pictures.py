@@ -278,11 +278,13 @@ def classes(embedded, seed, n_worst=12):
             most = counts.argmax()
             text = f'{counts[most] / n_images[c]:.0%} {short(names[others[most]], 24)}'
             if recall[c] > 52:                             # inside the bar
-                right.text(recall[c] - 1, bar, text, va='center', fontsize=5.5, ha='right', color='white')
+                place = {'x': recall[c] - 1, 'ha': 'right', 'color': 'white'}
             else:
-                right.text(recall[c] + 1, bar, text, va='center', fontsize=5.5, ha='left', color=WRONG)
+                place = {'x': recall[c] + 1, 'ha': 'left', 'color': WRONG}
+            plotting.fit(right.text(y=bar, s=text, va='center', fontsize=5.5, **place), 1.05)
     right.set(xlim=(0, 100), xlabel='R@1 (%) of the worst classes; their main mistake')
-    right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst])
+    for label in right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst]):
+        plotting.fit(label.label1, 1.6)
     return figure
 
 

@@ -70,7 +70,7 @@ def all_plots(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def inspected(monkeypatch):
-    """The figures that are written in this process; every text of each must lie inside it."""
+    """The figures that this process writes in any test; every text of each must lie inside it."""
     figures, write = [], plotting.write
 
     def inspect(figure, file):
