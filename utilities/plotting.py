@@ -100,7 +100,7 @@ def fit(text, width):
 
 
 def legend_above(axes):
-    """A legend above the axes, where it covers no curve, in two columns, or in one where two are wider than the axes."""
+    """A legend above the axes, where it covers no curve, in two columns, or in one if two are wider than the axes."""
     for n_columns in (2, 1):
         legend = axes.legend(loc='lower left', bbox_to_anchor=(0, 1), borderaxespad=0.2, borderpad=0, columnspacing=1,
                              ncols=n_columns)

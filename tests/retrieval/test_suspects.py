@@ -59,7 +59,8 @@ def test_copies_within_a_class_follow_those_with_other_labels(is_doubled):
     """Also where each image is there twice, so that the nearest image of all is a copy."""
     embeddings, labels, random = clusters()
     rows = [*range(200)] if is_doubled else [5, 7]
-    near = torch.nn.functional.normalize(embeddings[9] + 0.002 * torch.from_numpy(random.normal(size=32)).float(), dim=0)
+    noise = torch.from_numpy(random.normal(size=32)).float()
+    near = torch.nn.functional.normalize(embeddings[9] + 0.002 * noise, dim=0)
     copies = torch.cat([embeddings, embeddings[rows], near[None], embeddings[3][None]])
     own = np.concatenate([labels, labels[rows], labels[[9]], [labels[100]]])
     found = of_kind(suspects.find(copies, own), 'duplicate')
@@ -228,7 +229,7 @@ def test_copies_of_grocery_photos_that_were_saved_again_are_found_and_no_other_p
             shutil.copy(file, tmp_path / place.name)
         with Image.open(files[0]) as photo:
             photo.save(tmp_path / place.name / 'copy.jpg', quality=85)
-        copied.add(frozenset((tmp_path / place.name / name for name in (files[0].name, 'copy.jpg'))))
+        copied.add(frozenset(tmp_path / place.name / name for name in (files[0].name, 'copy.jpg')))
     part, = review.embed_photos(tmp_path, None, [
         '--arch', 'mobilenet_v2', '--weights', str(shared / 'weights' / 'mobilenet_v2_imagenet.pth'), '--input_mean',
         '0.5', '--input_std', '0.5', '--input_size', '96', '--device', 'cpu', '--kernels', '0'])
