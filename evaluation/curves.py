@@ -12,7 +12,7 @@ COLOURS = dict(zip(('train', 'val', 'test'), plotting.COLOURS, strict=False))
 FILE, SINGLE = 'curves.png', 'metrics'             # the figure of all metrics; --pictures metrics: a file for each
 WIDEST = 4                                         # columns of the figure
 HEIGHT, LEGEND, FOOT, LEFT, RIGHT = 1.15, 0.3, 0.3, 0.45, 0.1               # inches: of a row, and of the margins
-ENDS = 4.5                                         # points: font size of the labels at the ends of lines, their distance
+ENDS = 4.5                                         # points: font size of labels at the ends of lines, their distance
 GAPS = {'wspace': 0.32, 'hspace': 0.45}
 
 

@@ -134,21 +134,6 @@ def save(figure, file):
     return file
 
 
-def reduce(file):
-    """Makes a PNG file several times smaller: half of its width and height, and only its 256 most frequent colours."""
-    with Image.open(file, formats=['PNG']) as image:
-        small = np.asarray(image.reduce(2).convert('RGB'))
-    packed = small.astype(int) @ [1 << 16, 1 << 8, 1]
-    colours, index, counts = np.unique(packed, return_inverse=True, return_counts=True)
-    colours = colours[:, None] >> [16, 8, 0] & 255
-    kept = colours[np.argsort(-counts, kind='stable')[:256]]
-    nearest = np.square(colours[:, None] - kept).sum(axis=2).argmin(axis=1).astype(np.uint8)
-    reduced = Image.fromarray(nearest[index].reshape(packed.shape))
-    reduced.putpalette(kept.astype(np.uint8).tobytes())
-    with atomic(Path(file)) as temporary:
-        reduced.save(temporary, optimize=True)
-
-
 def write(figure, file):
     """Writes a figure as PNG without transparency, or as PDF or SVG, by the suffix of `file`."""
     if file.suffix != '.png':
