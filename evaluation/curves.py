@@ -59,10 +59,7 @@ def metric_families(rows):
     """{metric without its argument, or one of the distances: {column: Column}}, the loss first."""
     families = {'loss': {columns.LOSS: Column('train', 'loss')}}
     for name in rows[0] if rows else ():
-        column = columns.parse(name)
-        twin = name.replace('mAP_c', 'map_at_r')   # two names of one metric, in one panel
-        is_drawn = twin != name and twin in rows[0]
-        if column and not columns.is_beside(name) and not is_drawn:
+        if (column := columns.parse(name)) and not columns.is_beside(name):
             family = column.at_split if 'dists@' in name else column.at_split.partition('@')[0]   # their scales differ
             families.setdefault(family, {})[name] = column
     return families

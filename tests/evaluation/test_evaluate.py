@@ -50,15 +50,15 @@ def test_intervals_stand_beside_their_metric(quick, run, tmp_path, capsys, all_p
 def test_the_figure_of_the_curves_has_each_metric_and_each_split_once(monkeypatch, tmp_path):
     figures = []
     monkeypatch.setattr(plotting, 'save', lambda figure, file: figures.append(figure))
-    splits, metrics = ('train', 'test'), ('e_recall@1', 'e_recall@4', 'nmi', 'mAP_c', 'dists@intra', 'map_at_r')
+    splits, metrics = ('train', 'test'), ('e_recall@1', 'e_recall@4', 'nmi', 'dists@intra')
     names = [f'{split}_{metric}' for split in splits for metric in metrics]
     PLOT([{'epoch': str(epoch), 'train_loss': '1', **{name: str(epoch / 4) for name in names}} for epoch in (0, 2)],
          tmp_path)
     figure, = figures
-    assert [axes.get_title('left') for axes in figure.axes] == ['loss', 'R@k (%)', 'NMI (%)', 'intra', 'MAP@R (%)']
+    assert [axes.get_title('left') for axes in figure.axes] == ['loss', 'R@k (%)', 'NMI (%)', 'intra']
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(splits)
-    _, recall, nmi, intra, _ = figure.axes
-    assert [len(axes.lines) for axes in figure.axes] == [1, 4, 2, 2, 2]
+    _, recall, nmi, intra = figure.axes
+    assert [len(axes.lines) for axes in figure.axes] == [1, 4, 2, 2]
     assert [text.get_text() for text in recall.texts] == ['1', '4']
     lower, upper = (text.get_window_extent() for text in recall.texts)       # of lines that end in the same point
     assert lower.y1 <= upper.y0 < lower.y1 + lower.height
