@@ -2,6 +2,7 @@
 import csv
 import functools
 import importlib.util
+import itertools
 import json
 import re
 import sys
@@ -231,6 +232,24 @@ def test_legends_cover_no_curve(all_plots):
         assert curves.height > 0.5 * figure.bbox.height and curves.width > 0.8 * figure.bbox.width
     for file in (ROOT / 'evaluation').glob('*.py'):
         assert not re.findall(r"(?<!figure)\.legend\((?!loc='outside)", file.read_text()), file
+
+
+def test_texts_of_rows_of_images_are_as_wide_as_their_images():
+    image = np.zeros((4, 4, 3), np.uint8)
+    tiles = [(image, plotting.GREY, letter * 20 + '\nsame image') for letter in 'WMWM']
+    figure = plotting.styled(plotting.panel)([('W' * 150, tiles), ('', tiles)])
+    assert_texts_are_inside(figure)
+    title, *below = [text.get_window_extent() for text in figure.axes[0].texts if text.get_text()]
+    assert len(below) == 8 and all(box.y1 < title.y0 for box in below)
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(below) if one.y0 == other.y0)
+
+
+def test_every_figure_is_written_where_the_tests_inspect_it():
+    """Those of Optuna are saved with all of their texts."""
+    saving = {path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.glob('*/*.py')
+              if 'savefig(' in path.read_text() and path.parent.name != 'tests'}
+    assert {*saving} == {'utilities/plotting.py', 'tuning/report.py'}
+    assert "bbox_inches='tight'" in saving['tuning/report.py']
 
 
 def test_what_is_retrieved_is_drawn_once_unless_no_picture_is(quick, run, tmp_path):
