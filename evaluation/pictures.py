@@ -332,8 +332,9 @@ def confidence(embedded, seed):
     n = np.arange(1, len(norms) + 1)
     figure = new_figure(COLUMN, 0.7 * COLUMN)
     axes = figure.add_subplot(xlabel='queries (%), largest norm first', ylabel='R@1 (%)')
-    most_confident = np.argsort(-norms, kind='stable')
-    axes.plot(100 * n / len(n), 100 * correct[most_confident].cumsum() / n, color='black', linewidth=0.8)
+    recall = 100 * correct[np.argsort(-norms, kind='stable')].cumsum() / n
+    few = len(n) // 100                                    # less than one percent of the queries: left out
+    axes.plot(100 * n[few:] / len(n), recall[few:], color='black', linewidth=0.8)
     axes.axhline(100 * correct.mean(), color=GREY, linestyle='--', linewidth=0.8, label='all queries')
     plotting.legend_above(axes)
     return figure
