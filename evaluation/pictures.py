@@ -283,8 +283,8 @@ def classes(embedded, seed, n_worst=12):
                 place = {'x': recall[c] + 1, 'ha': 'left', 'color': WRONG}
             plotting.fit(right.text(y=bar, s=text, va='center', fontsize=5.5, **place), 1.05)
     right.set(xlim=(0, 100), xlabel='R@1 (%) of the worst classes; their main mistake')
-    for label in right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst]):
-        plotting.fit(label.label1, 1.6)
+    for tick in right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst]):
+        plotting.fit(tick.label1, 1.6)
     return figure
 
 
