@@ -278,10 +278,10 @@ def classes(embedded, seed, n_worst=12):
             most = counts.argmax()
             text = f'{counts[most] / n_images[c]:.0%} {short(names[others[most]], 24)}'
             if recall[c] > 52:                             # inside the bar
-                place = {'x': recall[c] - 1, 'ha': 'right', 'color': 'white'}
+                written = right.text(recall[c] - 1, bar, text, va='center', fontsize=5.5, ha='right', color='white')
             else:
-                place = {'x': recall[c] + 1, 'ha': 'left', 'color': WRONG}
-            plotting.fit(right.text(y=bar, s=text, va='center', fontsize=5.5, **place), 1.05)
+                written = right.text(recall[c] + 1, bar, text, va='center', fontsize=5.5, ha='left', color=WRONG)
+            plotting.fit(written, 2.2 * max(recall[c], 100 - recall[c]) / 100)       # the axes are 2.2 inches wide
     right.set(xlim=(0, 100), xlabel='R@1 (%) of the worst classes; their main mistake')
     for tick in right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst]):
         plotting.fit(tick.label1, 1.6)
