@@ -172,6 +172,22 @@ def test_a_script_restricts_the_table_to_its_runs(make, evaluate, tmp_path):
     assert code == 2 and 'of its 3 runs, such as C_s0 on cub200, none is among the 2 that were found' in error
 
 
+def test_cells_with_fewer_seeds_than_others_show_their_n_also_where_a_script_has_no_more(make, evaluate, tmp_path):
+    runs = [('A', 0), ('A', 1), ('B', 0)]
+    for group, seed in runs:
+        make(group, seed)
+    make('B', 0, dataset='cars196')
+    lines = [f'python main.py --dataset cub200 --group {group} --seed {seed}\n' for group, seed in runs]
+    lines.append('python main.py --dataset cars196 --group B --seed 0\n')
+    (tmp_path / 'runs.sh').write_text(''.join(lines))
+    code, out, _ = evaluate('--script', tmp_path / 'runs.sh', '--metrics', 'nmi')
+    found = cells(out)
+    assert code == 0 and 'over seeds 0, 1;' in out and 'n where it is smaller' in out and 'missing' not in out
+    assert '(n' not in found['A'][0] and [cell.endswith(' (n = 1)') for cell in found['B']] == [True, True]
+    code, out, _ = evaluate('--script', tmp_path / 'runs.sh', '--metrics', 'nmi', '--seeds', '0', '1')
+    assert code == 0 and 'B on cub200: seed(s) 1 missing' in out
+
+
 def test_a_second_run_of_a_seed_counts_where_the_first_did_not_finish(make, evaluate):
     make('A', 0, reached=1, finished=False)
     good = make('A', 0, name='A_s0_1')
