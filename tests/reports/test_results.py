@@ -172,6 +172,16 @@ def test_a_script_restricts_the_table_to_its_runs(make, evaluate, tmp_path):
     assert code == 2 and 'of its 3 runs, such as C_s0 on cub200, none is among the 2 that were found' in error
 
 
+def test_lines_of_a_script_that_main_refuses_are_named_and_the_other_runs_stand(make, evaluate, tmp_path):
+    """The public run script has such lines, with a stray word after the group."""
+    make('A', 0)
+    lines = ['python main.py --dataset cub200 --group B _3 --seed 0\n',
+             'python main.py --dataset cub200 --group A --seed 0\n']
+    (tmp_path / 'runs.sh').write_text(''.join(lines))
+    code, out, error = evaluate('--script', tmp_path / 'runs.sh', '--metrics', 'nmi')
+    assert code == 0 and list(cells(out)) == ['A'] and 'Left out:' in error and 'runs.sh, run 1: ' in error
+
+
 def test_cells_with_fewer_seeds_than_others_show_their_n_also_where_a_script_has_no_more(make, evaluate, tmp_path):
     runs = [('A', 0), ('A', 1), ('B', 0)]
     for group, seed in runs:
