@@ -27,6 +27,7 @@ class Database:
     def add(self, rows, spectra):
         """Stores rows of further epochs."""
         with self.connection as connection:
+            connection.execute('BEGIN')                        # otherwise each new column would be stored by itself
             known = {column[1] for column in connection.execute('PRAGMA table_info(log)')}
             for row in map(numbers, rows):
                 for name in [name for name in row if name not in known]:
