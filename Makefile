@@ -15,7 +15,7 @@ demo: .venv/installed           ## train on letters rendered from fonts for one 
 
 test: .venv/installed-dev       ## ruff and pytest
 	$(BIN)/ruff check .
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -rs -n auto --dist loadfile --no-loadscope-reorder
 
 quick: .venv/installed-dev      ## ruff, and the tests that a change needs most often, in less than a minute
 	$(BIN)/ruff check .
