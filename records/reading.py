@@ -164,8 +164,8 @@ def read_summary(file, n_epochs=None):
     """
     summary = loaded_summary(file)
     finished = summary.get('finished', False) and summary.get('n_epochs', n_epochs) == n_epochs
-    last = summary.get('last_epoch')
-    return finished, last['epoch'] if last else -1
+    last = summary.get('last_epoch') or {'epoch': -1}
+    return finished, last['epoch']
 
 
 def loaded_summary(file):
