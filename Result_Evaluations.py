@@ -20,7 +20,7 @@ def build():
     source('--exclude', nargs='+', metavar='TEXT', default=[],
            help='leave out the runs whose name or path contains one of these')
     source('--script', metavar='SCRIPT',
-           help='a script of runs, such as Revisit_Runs.sh: names its missing runs and orders the rows')
+           help='only the runs of a script, such as Revisit_Runs.sh, in its order; names those without records')
     source('--seeds', nargs='+', type=command_line.COUNT, metavar='SEED', default=[],
            help='the seeds that every group should have; by default all seeds of any group on its data set')
     source('--with_unfinished', action='store_true', help='count unfinished and crashed runs too, and name them')
@@ -35,7 +35,8 @@ def build():
     numbers('--per_metric', action='store_true',
             help='with best_test or best_val: report each test metric at its own best epoch, as Roth et al. do')
     numbers('--baseline', metavar='GROUP',
-            help='add the difference between each group and this one, with its 95 percent interval')
+            help='add the difference between each group and this one, paired by seed, with its 95 percent interval '
+                 'and p')
     numbers('--digits', type=command_line.COUNT, default=1,
             help='decimals of percentages; other numbers have two more')
     numbers('--published', nargs='+', choices=['roth2020', 'musgrave2020', 'mohan2020'], metavar='PAPER', default=[],

@@ -329,3 +329,10 @@ def on_page_markdown(markdown, page, **_):
         for name, module in registry.items():
             markdown = markdown.replace(f'](../{folder}/{Path(module.__file__).name})', f'](methods/{kind}/{name}.md)')
     return markdown
+
+
+def on_page_content(html, **_):
+    """Marks the flags in a text, so that site.css keeps each on one line: browsers break lines behind two dashes."""
+    def marked(code):
+        return re.sub(r'--\w+', r'<span class="flag">\g<0></span>', code[0])
+    return re.sub(r'<code>[^<]*</code>', marked, html)

@@ -57,7 +57,7 @@ def plot(rows, folder, single=False):
 def metric_families(rows):
     """{metric without its argument, or one of the distances: {column: Column}}, the loss first."""
     families = {'loss': {columns.LOSS: Column('train', 'loss')}}
-    for name in rows[0] if rows else ():
+    for name in titles.without_second_names(rows[0]) if rows else ():
         if (column := columns.parse(name)) and not columns.is_beside(name):
             family = column.at_split if 'dists@' in name else column.at_split.partition('@')[0]   # their scales differ
             families.setdefault(family, {})[name] = column

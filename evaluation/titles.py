@@ -7,7 +7,7 @@ from utilities.text_tables import aligned
 # title by metric, or by its name up to the @, to which the rest is appended; other metrics keep their names
 METRICS = {
     'e_recall@': 'R@', 'recall@': 'R@', 'precision_at_1': 'P@1', 'r_precision': 'RP', 'map_at_r': 'MAP@R',
-    'mAP_trapezoid': 'mAP (trapezoid)', 'mAP_1000': 'mAP@1000', 'mAP_lim': 'mAP@1023', 'mAP_c': 'mAP@R',
+    'mAP_trapezoid': 'mAP (trapezoid)', 'mAP_1000': 'mAP@1000', 'mAP_lim': 'mAP@1023', 'mAP_c': 'MAP@R',
     'minp': 'mINP', 'h_ap': 'H-AP', 'asi': 'ASI', 'ndcg': 'NDCG',
     'r_auroc': 'R-AUROC', 'nmi': 'NMI', 'ami': 'AMI', 'f1': 'F1', 'opis': 'OPIS', 'tpr@': 'TPR@',
     'os_auroc': 'AUROC', 'os_fpr@0.95': 'FPR@TPR=0.95', 'os_fnir@': 'FNIR@FPIR=', 'os_oscr': 'OSCR', 'os_baks': 'BAKS',
@@ -37,6 +37,16 @@ def metric(name):
     words = [column.split if column.split != 'test' else '', column.level if column.level != 'class' else '', title,
              '(cosine)' if base != column.metric else '']
     return ' '.join(word for word in words if word)
+
+
+def without_second_names(names):
+    """
+    The columns without mAP_c, the name of map_at_r in the public code, where both are there.
+
+    >>> without_second_names(['test_mAP_c', 'test_map_at_r', 'val_mAP_c'])
+    ['test_map_at_r', 'val_mAP_c']
+    """
+    return [name for name in names if 'mAP_c' not in name or name.replace('mAP_c', 'map_at_r') not in names]
 
 
 def is_fraction(name):

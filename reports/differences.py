@@ -5,38 +5,73 @@ from evaluation import titles
 from reports import significance, tables
 from utilities.errors import UserError
 
+CORRECTED = ", corrected by Holm's method for the methods of its column"
+
 
 def add(table, groups, scores, names, baseline, digits=1):
     """
     Adds a Cell (data set, titles.DIFFERENCE + name) to each method of a table that tables.summarise describes, except
-    to the baseline: the difference between the means, with the interval of significance.difference_interval.
+    to the baseline and on data sets where it has no runs: the significance.difference of the two over seeds.
 
     baseline: the name of a group, or of its method. Returns the columns of the table, each metric before its
-    difference. Raises UserError if the baseline has no runs on one of the data sets.
+    difference. Raises UserError if the baseline has no runs.
     """
-    for dataset in dict.fromkeys(group.data for group in groups if group.runs):
-        members = {group.name: group for group in groups if group.data == dataset and group.runs}
-        reference = next((group for group in members.values() if baseline in (group.name, group.method)), None)
-        if reference is None:
-            raise UserError(f'--baseline {baseline}: the table has no runs of this group on {dataset}; choose from '
-                            f'{", ".join(members)}')
-        for group in members.values():
-            for name in names if group is not reference else ():
-                one, other = (scores[(scores.dataset == dataset) & (scores.group == member.name)][name].dropna()
-                              for member in (group, reference))
-                if one.empty or other.empty:
-                    continue
-                mean, half = significance.difference_interval(one, other)
-                table[group.method][dataset, titles.DIFFERENCE + name] = tables.Cell(
-                    mean, math.nan, len(one), len(one), difference_text(mean, half, name, digits), interval=half)
+    groups = [group for group in groups if group.runs]
+    references = {group.data: group for group in groups if baseline in (group.name, group.method)}
+    if not references:
+        raise UserError(f'--baseline {baseline}: the table has no runs of this group; choose from '
+                        f'{", ".join(dict.fromkeys(group.name for group in groups))}')
+    for dataset, reference in references.items():
+        others = [group for group in groups if group.data == dataset and group is not reference]
+        for name in names:
+            known = values_by_seed(scores, reference, name)
+            values = {group.method: values_by_seed(scores, group, name) for group in others}
+            found = {method: significance.difference(own, known) for method, own in values.items() if own and known}
+            corrected = significance.holm([difference.p for difference in found.values()])
+            for method, p in zip(found, corrected, strict=True):
+                cell = cell_of(found[method], p, len(values[method]), len(known), name, digits)
+                table[method][dataset, titles.DIFFERENCE + name] = cell
     return [column for name in names for column in (name, titles.DIFFERENCE + name)]
+
+
+def values_by_seed(scores, group, name):
+    """{seed: value} of a column of selection.scores, of the runs of a Group that have one."""
+    rows = scores[(scores.dataset == group.data) & (scores.group == group.name)].dropna(subset=name)
+    return dict(zip(rows.seed, rows[name], strict=True))
+
+
+def cell_of(difference, p_holm, n, n_baseline, name, digits):
+    """The Cell of a significance.Difference, whose p is p_holm after correction, between n and n_baseline runs."""
+    text = difference_text(difference.mean, difference.interval, name, digits)
+    if not math.isnan(p_holm):
+        text += f' ({p_text(p_holm)}, {runs_text(difference.test, n, n_baseline)})'
+    facts = {'interval': difference.interval, 'p': difference.p, 'p_holm': p_holm, 'test': difference.test}
+    return tables.Cell(difference.mean, math.nan, n, n, text, facts=facts)
 
 
 def difference_text(mean, half, name, digits):
     return tables.signed(mean, name, digits) + ('' if math.isnan(half) else f' ± {tables.printed(half, name, digits)}')
 
 
-def explained(baseline):
-    """A sentence for the caption."""
-    return (f' Δ: difference to {baseline}, ± half of its 95 % interval (Welch; a baseline with a single seed counts '
-            'as known).')
+def p_text(p):
+    return 'p < 0.001' if p < 0.0005 else f'p = {p:.3f}'
+
+
+def runs_text(test, n, n_baseline):
+    """
+    The numbers of runs, and the test where it is not the paired t-test.
+
+    >>> runs_text(significance.PAIRED, 5, 5), runs_text(significance.WELCH, 5, 4)
+    ('n = 5', "Welch's t-test, n = 5 and 4")
+    """
+    if test == significance.PAIRED:
+        return f'n = {n}'
+    return f'{test}, n = {n}' + (f' and {n_baseline}' if n != n_baseline else '')
+
+
+def explained(baseline, table):
+    """Sentences for the caption of a table with the columns of add()."""
+    compared = [key for cells in table.values() for key, cell in cells.items() if cell.facts]
+    several = len(set(compared)) < len(compared)
+    return (f' Δ: difference to {baseline}, ± half of its 95 % interval; p: paired t-test over runs of the same seed, '
+            f'unless another test is named{CORRECTED * several}.')

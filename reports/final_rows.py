@@ -120,8 +120,8 @@ def write_ensembles(file, ensembles, logs):
 def compare(old, new, metrics, digits=1):
     """
     The differences between two files that write() wrote, as a Markdown table: a line per data set, group and metric
-    in both files. If both have the same seeds, the difference is tested by significance.paired_test, otherwise by
-    Welch's t-test; p-values are corrected by Holm's method, and a difference with p below 0.05 is bold.
+    in both files. Each is a significance.difference; p-values are corrected by Holm's method, and a difference with p
+    below 0.05 is bold.
 
     metrics: as for --metrics. Groups whose test sets differ are named and not compared. Raises UserError where the
     files have no group in common.
@@ -143,12 +143,12 @@ def compare(old, new, metrics, digits=1):
     if not found:
         raise UserError(f'--compare {old} {new}: they have no group of a data set in common'
                         + (f' that was evaluated on the same test set: {", ".join(moved)}' if moved else ''))
-    changes = [change(one, other) for *_, one, other in found]
-    p_values = significance.holm([p for *_, p in changes])
+    changes = [significance.difference(new, old) for *_, old, new in found]
+    p_values = significance.holm([change.p for change in changes])
     cells = []
-    for (dataset, group, name, one, other), (mean, half, _), p in zip(found, changes, p_values, strict=True):
+    for (dataset, group, name, one, other), change, p in zip(found, changes, p_values, strict=True):
         means = [tables.printed(float(np.mean(list(values.values()))), name, digits) for values in (one, other)]
-        text = differences.difference_text(mean, half, name, digits)
+        text = differences.difference_text(change.mean, change.interval, name, digits)
         cells.append([naming.dataset(dataset), naming.method(group), titles.metric(name), *means,
                       f'**{text}**' if p < 0.05 else text, '' if math.isnan(p) else f'{p:.3f}'])
     beyond = sum(p < 0.05 for p in p_values)
@@ -172,15 +172,3 @@ def by_group(runs):
     for (_, group), members in found.items():
         require_one_test_set(group, members)
     return found
-
-
-def change(old, new):
-    """
-    (mean(new) − mean(old), half the width of its 95 % interval, two-sided p of equal means) of two {seed: value}, which
-    are paired if they have the same seeds; nan for what needs more seeds.
-    """
-    if old.keys() == new.keys():
-        old, new = (np.array([values[seed] for seed in sorted(old)]) for values in (old, new))
-        return *significance.t_interval(new - old), significance.paired_test(new, old)[0]
-    old, new = list(old.values()), list(new.values())
-    return *significance.difference_interval(new, old), significance.welch_test(new, old)

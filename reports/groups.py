@@ -52,21 +52,21 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
 
     Returns ([Group], notes): a sentence for each run and seed that is left out, and for each run that counts although
     it is unfinished or has other flags, and for data sets with several test sets. Raises UserError where a group has
-    runs of several data sets or test sets, or two runs of a seed.
+    runs of several test sets, or two runs of a seed.
     """
     notes, found, planned = [], {}, {}
     for run in runs:
-        found.setdefault(run.group, []).append(run)
+        found.setdefault((run.dataset, run.group), []).append(run)
     for dataset, name, seed in expected:
         planned.setdefault((dataset, name), set()).add(seed)
     groups = []
-    for name, members in found.items():
+    for (dataset, name), members in found.items():
         used, about = those_that_count(name, members, with_unfinished)
         require_one_test_set(name, used)
         require_same_views(name, used)
         notes += about + differences(name, used)
-        groups.append(Group(name, members[0].dataset, used))
-    groups += [Group(name, dataset, []) for dataset, name in planned if name not in found]
+        groups.append(Group(name, dataset, used))
+    groups += [Group(name, dataset, []) for dataset, name in planned if (dataset, name) not in found]
     methods = naming.methods((group.dataset, group.name) for group in groups)
     for group in groups:
         group.method = methods[group.dataset, group.name]
@@ -85,11 +85,6 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
 
 def those_that_count(name, members, with_unfinished):
     """(the runs of a group that count, by seed; a note on each of the others). Raises UserError as group_runs does."""
-    datasets = {run.dataset: run for run in members}
-    if len(datasets) > 1:
-        which = ' and '.join(f'{run.where} ({dataset})' for dataset, run in datasets.items())
-        raise UserError(f'group {name}: it has runs of different data sets, {which}; choose with --datasets, or '
-                        'leave runs out with --exclude')
     used, notes = [], []
     for run in sorted(members, key=lambda run: (run.seed, run.name)):
         if run.merged:

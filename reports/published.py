@@ -69,8 +69,8 @@ def read(paper):
 def compare(paper, groups):
     """
     A table with a row per line of a paper that has runs among the Groups: what read() gives, and of our runs method,
-    ours (mean over seeds), std, n, difference (ours minus published), differs, or the reason why they are not compared;
-    interval and half: half the widths of the 95 % intervals of the difference and of our mean.
+    ours (mean over seeds), std, n; difference (ours minus published) and differs, or the reason why they are not
+    compared; interval and half: half the widths of the 95 % intervals of the difference and of our mean.
     """
     found = runs_by_line(groups)
     rows = []
@@ -79,11 +79,11 @@ def compare(paper, groups):
         key = line.data_set, line.group, line.split_scheme == 'mlrc'
         if key not in found:
             continue
-        values, reason = values_by_rule(line, found[key])
+        values, reasons = values_by_rule(line, found[key])
         ours, half = significance.t_interval(values) if values else (math.nan, math.nan)
-        difference, width = ours - line.published, interval(line, values)
+        difference, width = (math.nan, math.nan) if reasons else (ours - line.published, interval(line, values))
         rows.append(line._asdict() | {
-            'method': methods[key[:2]], 'reason': reason, 'ours': ours, 'half': half, 'n': len(values),
+            'method': methods[key[:2]], 'reason': '; '.join(reasons), 'ours': ours, 'half': half, 'n': len(values),
             'std': np.std(values, ddof=1) if len(values) > 1 else math.nan,
             'difference': difference, 'interval': width, 'differs': abs(difference) > width})
     return pandas.DataFrame(rows)
@@ -100,47 +100,53 @@ def runs_by_line(groups):
 
 
 def values_by_rule(line, runs):
-    """([the value of each seed], '') of the runs at the epochs that the paper's rule selects; ([], reason) if none."""
+    """
+    ([the value of each seed that has one], [reason why they cannot be compared, ...]) of the runs at the epochs that
+    the paper's rule selects; with folds, the mean over a seed's folds.
+    """
     rule = selection.Rule(line.select, Column('test', line.select_by), per_metric=False)
+    needed = dict.fromkeys([line.column, rule.by.on(rule.split).name])
+    reasons = [reason for run in runs for reason in protocol_differences(line, run)]
+    for name in needed:
+        without = [run.name for run in runs if not has_value(run, name)]
+        if without:
+            reasons.append(f'no {name}' + (f' in {", ".join(without)}' if len(without) < len(runs) else ''))
     seeds = {}
     for run in runs:
-        reason = protocol_difference(line, run) or missing_values(run, line.column, rule.by.on(rule.split).name)
-        if reason:
-            return [], reason
-        value = selection.selected_row(run, rule).get(line.column, math.nan)
-        seeds.setdefault(run.seed, []).append(value)
+        if all(has_value(run, name) for name in needed):
+            value = selection.selected_row(run, rule).get(line.column, math.nan)
+            seeds.setdefault(run.seed, []).append(value)
+            reasons += [f'no {line.column} at the selected epoch of {run.name}'] if math.isnan(value) else []
     n_folds = SHARED['n_folds'] if line.split_scheme == 'mlrc' else 1
-    for seed, values in seeds.items():
-        if len(values) != n_folds:
-            return [], f'seed {seed}: {len(values)} of {n_folds} folds'
-    if any(math.isnan(value) for values in seeds.values() for value in values):
-        return [], f'no {line.column} at the selected epoch'
-    return [float(np.mean(values)) for values in seeds.values()], ''
+    reasons += [f'seed {seed}: {len(values)} of {n_folds} folds' for seed, values in seeds.items()
+                if len(values) != n_folds]
+    means = [float(np.mean(values)) for values in seeds.values()]
+    return [mean for mean in means if not math.isnan(mean)], list(dict.fromkeys(reasons))
 
 
-def protocol_difference(line, run):
+def protocol_differences(line, run):
     """
-    The first flag in which a run differs from the published one, or that it has fewer epochs, in words; '' if neither.
-    The public code counts epochs from 0.
+    The flags in which a run differs from the published one, and that it has fewer epochs, in words. The public code
+    counts epochs from 0.
     """
-    if math.isnan(line.embed_dim):
-        return 'published embed_dim not stated'
     own_split = 'predefined' if line.data_set == 'online_products' else 'half'
     flags = run.flags | {'split_scheme': run.flags.get('split_scheme') or own_split}
     stated = {name: getattr(line, name) for name in STATED if not pandas.isna(getattr(line, name))}
+    found = ['published embed_dim not stated'] if math.isnan(line.embed_dim) else []
     for name, published in (stated | SHARED).items():
         value = flags.get(name, SHARED.get(name))
         if value != published:
             published = f'{published:g}' if isinstance(published, float) else published
-            return f'{name} {value}, published {published}'
+            found.append(f'{name} {value}, published {published}')
     reached = run.rows[-1]['epoch']
-    return f'epoch {reached} reached, published {line.n_epochs:g}' if reached + 1 < line.n_epochs else ''
+    if reached + 1 < line.n_epochs:
+        found.append(f'epoch {reached} reached, published {line.n_epochs:g}')
+    return found
 
 
-def missing_values(run, *names):
-    """The first of the columns of which a run has no value in any epoch, in words; '' if there is none."""
-    return next((f'no {name} in {run.name}' for name in names
-                 if not any(math.isfinite(row.get(name, math.nan)) for row in run.rows)), '')
+def has_value(run, name):
+    """Whether a run has a value in a column in any epoch."""
+    return any(math.isfinite(row.get(name, math.nan)) for row in run.rows)
 
 
 def interval(line, values):
@@ -160,7 +166,7 @@ def interval(line, values):
 def side_by_side(rows, digits):
     """
     The rows of a data set -> (table, names) as tables.markdown takes them: published, ours and the difference, or the
-    reason why there is none, where it is not the one of the column before.
+    reasons why there is none, where they are not those of the column before.
     """
     table = {}
     names = list(dict.fromkeys(name for column in rows.column for name in heads(column)))

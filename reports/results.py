@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas
 
+from evaluation import titles
 from records import columns
 from records.columns import Column
 from reports import groups, naming, runs, selection, tables
@@ -37,6 +38,8 @@ def report(opt, planned=()):
     names = list(dict.fromkeys(map(columns.asked_for, opt.metrics)))
     rule = selection.selection_rule(opt, names)
     found = runs.collect(opt)
+    if planned:
+        found = runs.of_script(found, planned, opt.script)
     expected = [(dataset, group, seed) for dataset, group, seed in planned
                 if runs.is_wanted(opt, dataset, f'{group}_s{seed}')]
     grouped, notes = groups.group_runs(found, expected, opt.seeds, opt.with_unfinished)
@@ -57,7 +60,7 @@ def report(opt, planned=()):
     if opt.baseline:
         from reports import differences  # imports scipy, which other tables do not need
         shown = differences.add(table, grouped, scores, names, opt.baseline, opt.digits)
-        caption += differences.explained(opt.baseline)
+        caption += differences.explained(opt.baseline, table)
     texts = {'latex': tables.latex(table, datasets, shown, caption, notes), 'csv': tables.csv(table),
              'markdown': tables.markdown(table, datasets, shown, caption, notes)}
     plans = figure_plans(opt, grouped, names, rule) if opt.figures else {}
@@ -97,12 +100,13 @@ def figure_plans(opt, grouped, names, rule):
         members = [group for group in grouped if group.data == dataset and group.runs]
         last = [run.rows[-1] for group in members for run in group.runs]
         shared = [name for name in last[0] if all(name in row for row in last)]
-        matrix = chosen or [name for name in shared if columns.parse(name) and columns.parse(name).split == 'test']
+        of_test = [name for name in shared if columns.parse(name) and columns.parse(name).split == 'test']
+        matrix = chosen or titles.without_second_names(of_test)
         causes = [Column('test', 'nmi').name]
         for metric in ('rho_spectrum@1', 'dists@intra_over_inter'):              # on the training classes, if known
-            of_train = Column('train', metric).name
-            of_test = Column('test', metric).name
-            causes.append(of_train if of_train in shared else of_test)
+            on_train = Column('train', metric).name
+            on_test = Column('test', metric).name
+            causes.append(on_train if on_train in shared else on_test)
         pairs = [(cause, rule.by.name) for cause in causes if cause in shared]
         singles = list(dict.fromkeys([rule.by.name, *names, *chosen]))
         needed = dict.fromkeys([*matrix, *singles, *(name for pair in pairs for name in pair)])

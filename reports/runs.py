@@ -28,6 +28,16 @@ def collect(opt):
     return kept
 
 
+def of_script(found, planned, script):
+    """The Runs that belong to a script. planned: (data set, group, seed) of its runs. Raises UserError for none."""
+    kept = [run for run in found if (run.dataset, run.group, run.seed) in planned]
+    if not kept:
+        dataset, group, seed = planned[0]
+        raise UserError(f'--script {script}: of its {len(planned)} runs, such as {group}_s{seed} on {dataset}, none is '
+                        f'among the {len(found)} that were found')
+    return kept
+
+
 def below(folders, exclude):
     """
     The Runs of all run folders below the folders, of W&B's offline runs outside these run folders, and of files that

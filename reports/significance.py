@@ -1,6 +1,37 @@
 """Confidence intervals of means, and significance tests of differences between methods."""
+from typing import NamedTuple
+
 import numpy as np
 from scipy import stats
+
+PAIRED, ONE_SAMPLE, WELCH = 'paired t-test', 'one-sample t-test', "Welch's t-test"
+
+
+class Difference(NamedTuple):
+    """
+    Of the means of two methods. interval: half the width of its 95 % interval. p: two-sided, of equal means, by the
+    test that `test` names. interval and p are nan where there are too few seeds.
+    """
+    mean: float
+    interval: float
+    p: float
+    test: str
+
+
+def difference(one, other):
+    """
+    The Difference mean(one) − mean(other) of two methods, {seed: value} each: paired by seed if both have the same
+    seeds, otherwise Welch's, where a single value of `other` counts as known.
+
+    >>> difference({0: 1., 1: 2., 2: 3.}, {0: 0., 1: 0., 2: 0.})
+    Difference(mean=2.0, interval=2.484..., p=0.0741..., test='paired t-test')
+    """
+    if one.keys() == other.keys():
+        one, other = (np.array([values[seed] for seed in sorted(values)]) for values in (one, other))
+        return Difference(*t_interval(one - other), *paired_test(one, other))
+    one, other = list(one.values()), list(other.values())
+    test = ONE_SAMPLE if len(other) == 1 else WELCH
+    return Difference(*difference_interval(one, other), welch_test(one, other), test)
 
 
 def half_width_in_errors(freedom):
@@ -53,14 +84,17 @@ def welch_half_width(errors, freedoms):
 
 def welch_test(one, other):
     """
-    Two-sided p of the hypothesis that two independent samples have the same mean, by Welch's t-test; nan where one of
-    them has a single value, or both have no variance.
+    Two-sided p of the hypothesis that two independent samples have the same mean, by Welch's t-test. If `other` is a
+    single value, it counts as known, and the t-test is that of one sample. nan where `one` is a single value, or
+    nothing varies.
 
-    >>> welch_test([1., 2., 3.], [1., 2., 3.])
-    1.0
+    >>> welch_test([1., 2., 3.], [1., 2., 3.]), welch_test([1., 2., 3.], [1.5])
+    (1.0, 0.477...)
     """
-    if min(len(one), len(other)) < 2 or not (np.ptp(one) or np.ptp(other)):
+    if len(one) < 2 or not (np.ptp(one) or np.ptp(other)):
         return np.nan
+    if len(other) == 1:
+        return float(stats.ttest_1samp(one, other[0]).pvalue)
     return float(stats.ttest_ind(one, other, equal_var=False).pvalue)
 
 
@@ -82,7 +116,7 @@ def paired_test(one, other):
     rounding = 1e-12 * max(abs(one).max(), abs(other).max())
     if np.ptp(differences) <= rounding:
         return (1.0, 'equal scores') if abs(differences).max() <= rounding else (2.0 ** (1 - len(one)), 'sign test')
-    return float(stats.ttest_rel(one, other).pvalue), 'paired t-test'
+    return float(stats.ttest_rel(one, other).pvalue), PAIRED
 
 
 def holm(p_values):

@@ -1,6 +1,6 @@
 """Tables of groups of runs over seeds: LaTeX, Markdown, CSV. All three are made from one summary."""
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas
 
@@ -18,7 +18,7 @@ TWO_COLUMNS = 487
 LETTER = 4.6                                              # a bold letter at 8 points
 GAP = 6                                                   # between two columns of a table
 SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ ',
-         'Δ': r'$\Delta$', '≠': r'$\neq$', '≈': r'$\approx$'}
+         ' < ': ' $<$ ', 'Δ': r'$\Delta$', '≠': r'$\neq$', '≈': r'$\approx$'}
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Cell:
     """
     mean, std: over seeds, std with n − 1; nan where there is none. n: number of seeds. of: number expected.
     text:      'mean ± std' as printed. best: whether no other in the column is printed with a higher mean.
-    interval:  for a difference to a baseline, half the width of its 95 % interval (nan for a single seed); else None.
+    facts:     further columns of --csv.
     """
     mean: float
     std: float
@@ -34,7 +34,7 @@ class Cell:
     of: int
     text: str = ''
     best: bool = False
-    interval: float | None = None
+    facts: dict = field(default_factory=dict)
 
 
 def summarise(groups, scores, names, digits=1):
@@ -57,8 +57,18 @@ def summarise(groups, scores, names, digits=1):
             cell = Cell(values.mean(), values.std(), len(values), len(group.expected | set(rows.seed)))
             cell.text = cell_text(cell, name, digits)
             table[group.method][group.data, name] = cell
-    mark_best(table, datasets, names, digits)
+    mark_best(with_most_seeds(table), datasets, names, digits)
     return table, datasets
+
+
+def with_most_seeds(table):
+    """The Cells of a table that have as many seeds as any other of their column, so that their means are comparable."""
+    most = {}
+    for cells in table.values():
+        for key, cell in cells.items():
+            most[key] = max(cell.n, most.get(key, 0))
+    return {method: {key: cell for key, cell in cells.items() if cell.n == most[key]}
+            for method, cells in table.items()}
 
 
 def mark_best(table, datasets, names, digits):
@@ -90,10 +100,14 @@ def cell_text(cell, name, digits):
 def caption(scores, rule, names, table):
     """The caption, in plain text: how the numbers were computed. rule: the selection.Rule of the scores."""
     some = any(incomplete(cell) for cells in table.values() for cell in cells.values())
+    compared = with_most_seeds(table)
+    has_fewer = any(cell.n and key not in compared[method] for method, cells in table.items()
+                    for key, cell in cells.items() if titles.can_select(key[1]))
     seeds = ', '.join(map(str, sorted(set(scores.seed))))
     several = any(cell.n > 1 for cells in table.values() for cell in cells.values())
     over = f'Mean ± standard deviation (n − 1) over seeds {seeds}' if several else f'One run each, seed {seeds}'
-    return (f'{over}; {rule}' + in_percent(names) + ('; n where runs are missing' if some else '') + '.')
+    return (f'{over}; {rule}' + in_percent(names) + ('; n where runs are missing' if some else '')
+            + '.' + ' Bold: the best of the methods with the most seeds.' * has_fewer)
 
 
 def in_percent(names):
@@ -171,7 +185,7 @@ def escape(text):
 def csv(table):
     """The table as CSV with all digits, a line per method, data set and metric."""
     rows = [{'method': method, 'dataset': dataset, 'metric': name, 'mean': cell.mean, 'std': cell.std, 'n': cell.n,
-             'n_expected': cell.of} | ({} if cell.interval is None else {'interval': cell.interval})
+             'n_expected': cell.of} | cell.facts
             for method, cells in table.items() for (dataset, name), cell in cells.items()]
     return pandas.DataFrame(rows).to_csv(index=False, lineterminator='\n')
 

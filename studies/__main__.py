@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from studies import equality, methods, pages, published, questions
-from studies.estimates import answer
 from studies.pages import p_text, rounded, span, with_interval
 from utilities import errors
 from utilities.files import write_text
@@ -19,70 +18,154 @@ ROOT = Path(__file__).parents[1]
 RESULTS = 'docs/results.md'
 PAGES = (RESULTS, 'docs/comparison.md', 'studies/tables.md', 'README.md')
 QUESTION = re.compile(r'^### (?P<title>[^\n]+)\n(?:(?!\n##).)*?<!-- table question (?P<name>\w+) -->', re.M | re.S)
-UNITS = {'correlations': ' × 0.01', 'separated': ' pairs'}                     # units of effects that are not in points
+ASKED = {'greater': '> {:g}', 'at most': '< {:g}', 'equal': 'within ± {:g}'}
+UNITS = {'separated': ' pairs'}                                            # of effects that are not in points
+SETTING = re.compile(r'(_tuned|_rho|_gamma|_512|_four_concatenated)?(_longer|_again)?(?= |$)')      # ends of methods
+LONGER, SECOND_SEARCH = '_longer', 'search_seed'                           # checks in claims.yaml, or ends of them
 
 
 def asked(question):
-    return f'{dict(zip(questions.ASKS, (">", "<", "within ±"), strict=True))[question.expects]} {question.margin:g}'
+    return ASKED[question.expects].format(question.margin) + UNITS.get(question.effect, '')
 
 
-def question_text(finding):
-    """
-    Returns the contrasts of one question with their intervals, and the command of its runs: a sentence for one
-    contrast, and for several a table that also has the place of each interval.
-    """
-    question, unit = finding.question, UNITS.get(finding.question.effect, '')
-    contrasts = [(name, with_interval(one) + unit, span(one.interval_over_classes()),
-                  with_interval(beside) + (unit if beside else ''), answer(one, question.expects, question.margin)[0])
-                 for name, (one, beside) in finding.contrasts.items()]
-    numbers = sorted({one.n for one, _ in finding.contrasts.values()})
-    origin = f'n = {" to ".join(map(str, numbers[:1] + numbers[1:][-1:]))}. `{question.command}`'
-    if len(contrasts) > 1:
-        heads = ['contrast', 'MAP@R', 'over test classes', 'R@1', f'asked: {asked(question)}']
-        return f'{markdown(heads, contrasts)}\n\n{origin}'
-    (name, effect, over_classes, recall, _), = contrasts
-    parts = [f'{name}: {effect}', over_classes and f'over test classes {over_classes}', recall and f'R@1 {recall}']
-    return f'{"; ".join(filter(None, parts))}; {origin}'
+def label(name):
+    """Returns the name of a contrast without what its methods have in common: 'triplet' for 'triplet_tuned_longer'."""
+    return SETTING.sub('', name)
+
+
+def digits(finding):
+    return 2 if finding.question.effect == 'correlations' else 1
+
+
+def shown(finding, estimate):
+    return with_interval(estimate, digits(finding))
+
+
+def single_values(finding, names):
+    """Returns the effects of several contrasts, each with what its interval says."""
+    texts = []
+    for name in names:
+        value = rounded(finding.contrasts[name][0].mean, '+', digits(finding))
+        word = finding.single_answer(name)
+        texts.append(f'{label(name)} {value} ({word})' if word else f'{label(name)} {value}')
+    return ', '.join(texts)
+
+
+def disagree(finding, names):
+    """Returns whether the effects of several contrasts differ in sign or in what their intervals say."""
+    signs = {rounded(finding.contrasts[name][0].mean, '+')[0] for name in names}
+    return len(signs) > 1 or len(set(map(finding.single_answer, names))) > 1
+
+
+def effect_text(finding):
+    """Returns the effect that the answer is from, and the other contrasts if they disagree."""
+    if finding.question.effect == 'each':
+        return '; '.join(f'{label(name)} {shown(finding, one)}: {finding.single_answer(name)}'
+                         for name, (one, _) in finding.contrasts.items())
+    name, = finding.decisive
+    others = [one for one in finding.contrasts if one != name]
+    value = shown(finding, finding.contrasts[name][0])
+    text = f'{value} on average over {len(others)} losses' if name == questions.MEAN else f'{label(name)}: {value}'
+    return f'{text}; {single_values(finding, others)}' if disagree(finding, others) else text
+
+
+def short_effect(finding):
+    """Returns the effect that the answer is from, without other contrasts; of several, the largest."""
+    if finding.question.effect == 'each':
+        name = max(finding.decisive, key=lambda name: abs(finding.contrasts[name][0].mean))
+        return f'{label(name)} {shown(finding, finding.contrasts[name][0])}'
+    name, = finding.decisive
+    return shown(finding, finding.contrasts[name][0]) + (' on average' if name == questions.MEAN else '')
+
+
+def answer_text(finding):
+    """Returns the answer, and why if it is open."""
+    if finding.answer != 'open':
+        return finding.answer
+    if finding.by_interval == 'open':
+        return f'open (interval contains {finding.question.margin:g})'
+    return 'open (p > 0.05)'
+
+
+def short_n(finding):
+    """Returns the number of seeds, or of methods if these are what the interval is over."""
+    if finding.question.effect in ('correlations', 'separated'):
+        return f'{finding.contrasts[finding.decisive[0]][0].n} methods'
+    return seeds_text(finding)
+
+
+def seeds_text(finding):
+    few, many = min(finding.seeds), max(finding.seeds)
+    return f'{few} seeds' if few == many else f'{few} to {many} seeds'
+
+
+def n_text(finding):
+    """Returns short_n() with the seeds of methods, and the number registered if there are more seeds than that."""
+    text, seeds = short_n(finding), seeds_text(finding)
+    if text != seeds:
+        text = f'{text}, {seeds} each'
+    registered = finding.question.seeds
+    return f'{text} ({registered} registered)' if max(finding.seeds) > registered else text
+
+
+def longer_text(finding):
+    """Returns what a check with twice the epochs finds. finding: its Finding, or None if there is none."""
+    return f'{answer_text(finding)}, {effect_text(finding)}' if finding else 'not run'
+
+
+def question_text(finding, longer):
+    """Returns the table of a question's contrasts, and n, methods that still change, its check, and its command."""
+    rows = [(name, shown(finding, one), span(one.interval_over_classes()), shown(finding, beside),
+             finding.single_answer(name)) for name, (one, beside) in finding.contrasts.items()]
+    heads = ['contrast', 'MAP@R', 'over test classes', 'R@1', f'{asked(finding.question)}?']
+    filled = [place for place in range(len(heads)) if any(row[place] for row in rows)]
+    table = markdown([heads[place] for place in filled], [[row[place] for place in filled] for row in rows])
+    facts = [n_text(finding)]
+    if finding.n_methods:
+        facts.append(f'{finding.changing} of {finding.n_methods} methods still change at the end')
+    facts.append(f'48 epochs: {longer_text(longer)}')
+    return f'{table}\n\n{". ".join(facts)}. `{finding.question.command}`'
 
 
 def check_table(found):
     """Returns the table of the contrasts of several questions, with the commands of their runs."""
-    rows = [[name, with_interval(one), with_interval(beside), one.n, asked(finding.question),
-             answer(one, finding.question.expects, finding.question.margin)[0]]
-            for finding in found for name, (one, beside) in finding.contrasts.items()]
+    rows = [[name, asked(finding.question), shown(finding, one), shown(finding, beside), n_text(finding),
+             finding.single_answer(name)] for finding in found for name, (one, beside) in finding.contrasts.items()]
     commands = dict.fromkeys(f'`{finding.question.command}`' for finding in found)
-    return f'{markdown(["contrast", "MAP@R", "R@1", "n", "asked", "is"], rows)}\n\n{"; ".join(commands)}'
+    return f'{markdown(["contrast", "asked", "MAP@R", "R@1", "n", "answer"], rows)}\n\n{"; ".join(commands)}'
 
 
-def summary(found, titles, page):
-    """Returns the rows of the table of questions. titles: {name: heading of its section in `page`}."""
-    rows = []
-    for one in found:
-        estimates = [one.contrasts[name][0] for name in one.decisive]
-        means = [estimate.mean for estimate in estimates]
-        effect = with_interval(estimates[0]) if len(estimates) == 1 else (
-            f'{rounded(min(means), "+")} to {rounded(max(means), "+")} ({len(means)} contrasts)')
-        title = titles[one.question.name]
-        anchor = re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-')
-        effect += UNITS.get(one.question.effect, '')
-        changing = f'{one.changing} of {one.n_methods}' if one.n_methods else ''
-        rows.append([f'[{title}]({page}#{anchor})', effect, asked(one.question), one.answer, p_text(one.p), changing])
-    return rows
+def second_search(finding):
+    """Returns the sentence on how far the settings of a second search move the results."""
+    moves = ' and '.join(f'{label(name)} by {shown(finding, one)}' for name, (one, _) in finding.contrasts.items())
+    return (f'The settings of a second search, with another seed, move {moves} points of MAP@R ({n_text(finding)}). '
+            f'No interval on this page includes this variation.')
+
+
+def link(title, page):
+    """Returns a link to the section `title` of a page."""
+    anchor = re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-')
+    return f'[{title}]({page}#{anchor})'
 
 
 def tables(titles):
     """Returns {name: text} of all tables. titles: {name of a question: its heading}."""
     found = questions.findings(questions.load(), questions.read())
     primary = [one for one in found if one.question.primary]
-    checks = [one for one in found if not one.question.primary]
-    heads = ['question', 'effect', 'asked', 'answer', 'p', 'still changing']
-    short = [row[:4] for row in summary(primary, titles, RESULTS)]
+    checks = {one.question.name: one for one in found if not one.question.primary}
+    answers, short, of_questions = [], [], {}
+    for one in primary:
+        title, longer = titles[one.question.name], checks.get(one.question.name + LONGER)
+        bound, p, word = asked(one.question), p_text(one.p), answer_text(one)
+        answers.append([link(title, ''), bound, effect_text(one), p, n_text(one), word, longer_text(longer)])
+        short.append([link(title, RESULTS), bound, short_effect(one), p, short_n(one), word])
+        of_questions[f'question {one.question.name}'] = question_text(one, longer)
+    heads = ['question', 'asked', 'effect', 'p', 'n', 'answer']
     study = methods.read()
-    of_questions = {f'question {one.question.name}': question_text(one) for one in primary}
     return of_questions | equality.tables() | published.tables() | {
-        'answers': markdown(heads, summary(primary, titles, '')),
-        'answers in short': markdown(heads[:4], short),
-        'checks': check_table(checks), 'methods': methods.table(study), 'origins': methods.origins(study),
+        'answers': markdown([*heads, 'with 48 epochs'], answers), 'answers in short': markdown(heads, short),
+        'checks': check_table(checks.values()), 'second search': second_search(checks[SECOND_SEARCH]),
+        'methods': methods.table(study), 'origins': methods.origins(study),
         'tuned on folds': methods.tuned_table(study)}
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from studies import methods
 from studies.estimates import answer, average, mean_difference
-from studies.pages import plus_minus
+from studies.pages import plus_minus, rounded
 from utilities.text_tables import markdown
 
 ROWS = Path(__file__).parent / 'rows' / 'equality.csv'
@@ -39,8 +39,17 @@ def cells(found, one, other):
     """
     gaps = [mean_difference([(found[one].values(metric), found[other].values(metric))]) for metric in METRICS.values()]
     texts = [plus_minus(gap, '+', 2) for gap in gaps]
-    return [gaps[0].n, *(text if answer(gap, 'equal', MARGIN)[0] == 'inside' else f'**{text}**'
+    return [gaps[0].n, *(text if answer(gap, 'equal', MARGIN) == 'yes' else f'**{text}**'
                          for text, gap in zip(texts, gaps, strict=True))]
+
+
+def pml_range(found):
+    """Returns the sentence on the lowest and the highest mean over seeds of PML's losses."""
+    ranges = []
+    for title, metric in METRICS.items():
+        means = [average(found[other].values(metric)).mean for _, other, _ in PEERS.values()]
+        ranges.append(f'{title} from {rounded(min(means))} to {rounded(max(means))}')
+    return f'At the last epoch, the losses of PML have {" and ".join(ranges)} (means over seeds).'
 
 
 def by_rate(found, title):
@@ -63,6 +72,7 @@ def tables():
     found = methods.read(ROWS, 'Equality_')
     gaps = [f'{name} Δ' for name in METRICS]
     return {
+        'range': pml_range(found),
         **{name: markdown(['loss', 'n', *gaps, what],
                           [[loss, *cells(found, *sides), note] for loss, (*sides, note) in rows.items()])
            for name, rows, what in (('equality', PEERS, 'what is not the same'),

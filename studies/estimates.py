@@ -104,18 +104,19 @@ def mean_difference(pairs):
 
 def answer(estimate, asks, margin):
     """
-    Returns (the place of the interval, the answer to the question whether the effect is as asked).
-
-    The place is 'above' or 'below' the margin, 'inside' ± margin, or 'open' if the interval contains the margin. The
-    answer is 'yes', 'no' or 'open'. asks: 'greater' than the margin, 'at most' the margin, or 'equal' to 0 up to it.
+    Returns what the interval says of the question whether the effect is as asked: 'yes', 'no', or 'open' if the
+    interval contains the margin. asks: 'greater' than the margin, 'at most' the margin, or 'equal' to 0 up to it.
     """
     low, high = estimate.interval()
     if asks == 'equal':
-        place = ('inside' if -margin < low and high < margin else 'above' if low > margin
-                 else 'below' if high < -margin else 'open')
-        return place, {'inside': 'yes', 'open': 'open'}.get(place, 'no')
-    place = 'above' if low > margin else 'below' if high < margin else 'open'
-    return place, 'open' if place == 'open' else 'yes' if (place == 'above') == (asks == 'greater') else 'no'
+        is_so, is_not = -margin < low and high < margin, low > margin or high < -margin
+    elif asks == 'greater':
+        is_so, is_not = low > margin, high < margin
+    else:
+        is_so, is_not = high < margin, low > margin
+    if is_so:
+        return 'yes'
+    return 'no' if is_not else 'open'
 
 
 def p_against(estimate, asks, margin):

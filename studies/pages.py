@@ -27,16 +27,18 @@ def plus_minus(estimate, sign='', digits=1, tight=False):
     return mean if math.isnan(estimate.half) else f'{mean}{space}±{space}{rounded(estimate.half, "", digits)}'
 
 
-def with_interval(estimate):
+def with_interval(estimate, digits=1):
     """Returns '+1.2 (0.4 to 2.0)'; '' for None."""
-    return f'{rounded(estimate.mean, "+")} ({span(estimate.interval())})' if estimate else ''
+    return f'{rounded(estimate.mean, "+", digits)} ({span(estimate.interval(), digits)})' if estimate else ''
 
 
-def span(interval):
+def span(interval, digits=1):
     """Returns '0.4 to 2.0'; '' for None."""
     if interval is None:
         return ''
-    return 'no interval' if math.isnan(interval[0]) else ' to '.join(map(rounded, interval))
+    if math.isnan(interval[0]):
+        return 'no interval'
+    return ' to '.join(rounded(end, '', digits) for end in interval)
 
 
 def p_text(p):

@@ -1,5 +1,6 @@
 """
-Twelve questions, registered in claims.yaml before their runs: effects with intervals, and answers.
+Twelve questions, registered in claims.yaml before their runs: effects with intervals, and answers. An answer needs both
+the interval and p, corrected over the twelve; checks, which have no corrected p, are answered by their intervals.
 
 A run of studies/Claims_Runs.sh has the group Claims_<data>_<half>_<method>: half A tests the second half of the
 classes and trains on the first, half B the reverse. A unit is a half with a seed.
@@ -31,13 +32,18 @@ CHANGING = 0.5                                   # points of MAP@R over the last
 
 
 def load(file=FILE):
-    """Returns the questions of claims.yaml, with its keys. Raises UserError for an unknown effect or `expects`."""
+    """
+    Returns the questions of claims.yaml, with its keys, and the margin of correlations in their own unit: the file has
+    it times 100. Raises UserError for an unknown effect or `expects`.
+    """
     content = yaml.safe_load(Path(file).read_text(encoding='utf-8'))
     questions = [SimpleNamespace(**entry) for entry in content['claims']]
     for question in questions:
         for key, known in (('effect', EFFECTS), ('expects', ASKS)):
             if getattr(question, key) not in known:
                 raise UserError(f'{file}, {question.name}: {key} {getattr(question, key)}: expected {", ".join(known)}')
+        if question.effect == 'correlations':
+            question.margin /= 100
     return questions
 
 
@@ -141,15 +147,24 @@ def averages(of, part, metric):
 
 def each(of, metric):
     """Returns the paired difference of each of the `pairs`."""
-    return {name: mean_difference([(values(one, metric), values(other, metric))])
-            for name, (one, other) in zip(of.names('pairs'), of('pairs'), strict=True)}
+    return {name: mean_difference([pair]) for name, pair in pairs_of_values(of, metric).items()}
 
 
 def paired(of, metric):
     """Returns the paired difference of each of the `pairs`, and if there are several, their mean."""
-    found = each(of, metric)
-    if len(found) > 1:
-        found[MEAN] = mean_difference([(values(one, metric), values(other, metric)) for one, other in of('pairs')])
+    return with_mean(pairs_of_values(of, metric))
+
+
+def pairs_of_values(of, metric):
+    return {name: (values(one, metric), values(other, metric))
+            for name, (one, other) in zip(of.names('pairs'), of('pairs'), strict=True)}
+
+
+def with_mean(pairs):
+    """Returns the paired difference of each pair of values(), {name: pair}, and if there are several, their mean."""
+    found = {name: mean_difference([pair]) for name, pair in pairs.items()}
+    if len(pairs) > 1:
+        found[MEAN] = mean_difference([*pairs.values()])
     return found
 
 
@@ -186,9 +201,13 @@ def spread(of, metric):
 
 
 def selection(of, metric):
-    """Returns the value at the best epoch on the test classes, minus the value at the best epoch on validation."""
-    by = [metric, metric.replace('test_', 'val_')]
-    return {MEAN: mean_difference([tuple(values(runs, metric, name) for name in by) for runs in of('of')])}
+    """
+    Returns for each method, and in the mean, the value at the best epoch on the test classes, minus the value at the
+    best epoch on the validation classes.
+    """
+    on_validation = metric.replace('test_', 'val_')
+    return with_mean({name: (values(runs, metric, metric), values(runs, metric, on_validation))
+                      for name, runs in zip(of.names('of'), of('of'), strict=True)})
 
 
 def told_apart(estimates):
@@ -216,21 +235,26 @@ def separated(of, metric):
 
 def correlations(of, metric):
     """
-    Returns, over methods, 100 times the correlation of the metric with the negated spectral decay of the training
-    embeddings, minus the same for their ratio of intra- to inter-class distances; by a bootstrap over methods. The
-    correlation is Spearman's for MAP@R, and Pearson's for R@1, as in Roth et al., ICML 2020.
+    Returns, over methods, the correlations of the metric with the negated spectral decay of the training embeddings and
+    with their ratio of intra- to inter-class distances, and the first minus the second; by a bootstrap over methods.
+    The correlation is Spearman's for MAP@R, and Pearson's for R@1, as in Roth et al., ICML 2020.
     """
-    names = (Column('train', 'rho_spectrum@1').name, Column('train', 'dists@intra_over_inter').name, metric)
-    sides = np.array([[one.mean for one in averages(of, 'of', name).values()] for name in names]) * [[-1], [1], [1]]
+    columns = (Column('train', 'rho_spectrum@1').name, Column('train', 'dists@intra_over_inter').name, metric)
+    sides = np.array([[one.mean for one in averages(of, 'of', name).values()] for name in columns]) * [[-1], [1], [1]]
+    n_methods = sides.shape[1]
 
-    def gain(some):
+    def correlated(some):
         scores = sides[:, some] if metric == RECALL else stats.rankdata(sides[:, some], axis=-1)
         scores = scores - scores.mean(axis=-1, keepdims=True)
         decay, ratio, results = scores / np.linalg.norm(scores, axis=-1, keepdims=True)
-        return 100 * ((decay - ratio) * results).sum(axis=-1)
+        by_decay, by_ratio = (decay * results).sum(axis=-1), (ratio * results).sum(axis=-1)
+        return by_decay, by_ratio, by_decay - by_ratio
 
-    some = np.random.default_rng(0).integers(sides.shape[1], size=(DRAWS, sides.shape[1]))
-    return {'decay minus ratio': Estimate(float(gain(np.arange(sides.shape[1]))), sides.shape[1], draws=gain(some))}
+    names = 'spectral decay', 'distance ratio', 'decay minus ratio'
+    found = correlated(np.arange(n_methods))
+    drawn = correlated(np.random.default_rng(0).integers(n_methods, size=(DRAWS, n_methods)))
+    return {name: Estimate(float(value), n_methods, draws=draws)
+            for name, value, draws in zip(names, found, drawn, strict=True)}
 
 
 EFFECTS = {function.__name__: function for function in (paired, each, best, spread, selection, separated, correlations)}
@@ -241,17 +265,30 @@ class Finding(NamedTuple):
     What the runs say of a question.
 
     contrasts: {contrast: (Estimate in MAP@R, in R@1 or None)}. decisive: the names of those that the answer is from.
-    answer: 'yes', 'no' or 'open'. p: corrected by Holm's method over the primary questions, nan for the others.
-    changing: the number of methods whose MAP@R on validation classes changes by CHANGING or more over the last third
-    of the epochs. n_methods: the number of methods of which this is known.
+    by_interval: 'yes', 'no' or 'open' by their intervals alone. p: corrected by Holm's method over the primary
+    questions, nan for the others. seeds: the numbers of seeds of the methods, over both halves. changing: the number of
+    methods whose MAP@R on validation classes changes by CHANGING or more over the last third of the epochs. n_methods:
+    the number of methods of which this is known.
     """
     question: SimpleNamespace
     contrasts: dict
     decisive: list
-    answer: str
+    by_interval: str
     p: float
+    seeds: set
     changing: int
     n_methods: int
+
+    @property
+    def answer(self):
+        """'yes', 'no' or 'open': what the intervals say, if the corrected p agrees."""
+        return 'open' if self.p >= 1 - LEVEL else self.by_interval
+
+    def single_answer(self, name):
+        """Returns what the interval of one contrast says, without correction; '' if nothing is asked of it."""
+        if self.question.effect == 'correlations' and name not in self.decisive:
+            return ''
+        return answer(self.contrasts[name][0], self.question.expects, self.question.margin)
 
 
 def findings(questions, results):
@@ -261,21 +298,27 @@ def findings(questions, results):
         methods = Methods(question, results)
         estimates = EFFECTS[question.effect](methods, MAP)
         beside = EFFECTS[question.effect](methods, RECALL) if question.effect != 'separated' else {}
-        if (n := min(map(len, methods.used.values()))) < question.seeds:
-            raise UserError(f'{question.name}: {n} of {question.seeds} seeds')
+        seeds = {*map(len, methods.used.values())}
+        if min(seeds) < question.seeds:
+            raise UserError(f'{question.name}: {min(seeds)} of {question.seeds} seeds')
+        if question.effect in ('each', 'paired', 'selection'):
+            seeds = {one.n for one in estimates.values()}                        # pairs have the seeds of both sides
         decisive = [*estimates] if question.effect == 'each' else [*estimates][-1:]
         word, p = joint_answer([estimates[name] for name in decisive], question)
         changes = late_changes(methods.used)
         found.append(Finding(question, {name: (one, beside.get(name)) for name, one in estimates.items()}, decisive,
-                             word, p if question.primary else np.nan, sum(abs(one) >= CHANGING for one in changes),
-                             len(changes)))
+                             word, p if question.primary else np.nan, seeds,
+                             sum(abs(one) >= CHANGING for one in changes), len(changes)))
     corrected = significance.holm([one.p for one in found])
     return [one._replace(p=p) for one, p in zip(found, corrected, strict=True)]
 
 
 def joint_answer(estimates, question):
-    """Returns (answer, p) of several Estimates, which all must be as asked: 'no' if one is not, 'yes' if all are."""
-    words = [answer(one, question.expects, question.margin)[1] for one in estimates]
+    """
+    Returns (answer by the intervals, p) of several Estimates, which all must be as asked: 'no' if one is not, 'yes' if
+    all are.
+    """
+    words = [answer(one, question.expects, question.margin) for one in estimates]
     p_values = [p_against(one, question.expects, question.margin) for one in estimates]
     if 'no' in words:
         return 'no', min(1.0, len(words) * min(p for p, word in zip(p_values, words, strict=True) if word == 'no'))

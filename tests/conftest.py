@@ -22,7 +22,9 @@ from criteria import CRITERIA
 from datasampler import SAMPLERS
 from datasets import DATASETS
 from evaluation import PICTURES, curves
+from tests import helpers
 from tests.blank import plots
+from utilities import plotting
 from utilities.machine import n_cores
 
 os.environ['WANDB_MODE'] = 'offline'
@@ -65,6 +67,20 @@ def all_plots(monkeypatch):
     """Runs in this process plot what main.py plots."""
     monkeypatch.setattr(curves, 'plot', plots.PLOT)
     monkeypatch.setitem(PICTURES, 'retrieval', plots.RETRIEVAL)
+
+
+@pytest.fixture
+def inspected(monkeypatch):
+    """The figures that are written in this process; every text of each must lie inside it."""
+    figures, write = [], plotting.write
+
+    def inspect(figure, file):
+        helpers.assert_texts_are_inside(figure)
+        figures.append(figure)
+        write(figure, file)
+
+    monkeypatch.setattr(plotting, 'write', inspect)
+    return figures
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 from torchvision.models import resnet
 
 import datasampler
@@ -234,6 +236,22 @@ def printed_metrics(out, split='test'):
     column = lines[head].split().index(split)
     cells = {line.split()[0]: line[start[column]:end[column]].strip() for line in lines[head + 1:] if line}
     return {f'{split}_{name}': text for name, text in cells.items() if text}
+
+
+def assert_texts_are_inside(figure):
+    """Every text that a figure of matplotlib draws lies inside it, up to a pixel."""
+    drawn = []
+
+    def measure(text, renderer):
+        if text.get_visible() and text.get_text().strip():
+            drawn.append((text.get_text(), text.get_window_extent(renderer)))
+
+    with mock.patch.object(Text, 'draw', measure):                # a tick outside the axes has a text that is not drawn
+        FigureCanvasAgg(figure).draw()
+    width, height = figure.bbox.size
+    outside = {text: box.extents.round().tolist() for text, box in drawn
+               if min(box.x0, box.y0) < -1 or box.x1 > width + 1 or box.y1 > height + 1}
+    assert drawn and not outside, f'outside a figure of {width:g} x {height:g} pixels: {outside}'
 
 
 def with_blocks(patch, numbers):

@@ -1,8 +1,10 @@
 """The commands and the files of the pages, as they are printed there."""
 import http.client
 import importlib
+import inspect
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,12 +16,15 @@ import configuration
 import Evaluate_Ensemble
 import Hyperparameter_Search
 import Launch_Runs
+import main
 import parameters
 import Result_Evaluations
+import retrieval
 import Retrieve_Images
+from docs import method_pages
 from retrieval import server
 from tests.conftest import draw_classes
-from tests.helpers import ROOT, rows_of
+from tests.helpers import ROOT, published, rows_of
 from tests.test_structure import PAGES, copied, run_in, with_the_parts_of_the_page
 from utilities import command_line
 
@@ -77,18 +82,18 @@ def section(page, title):
     return re.search(rf'\n##+ {title}\n(.*?)(?=\n##+ |\Z)', (ROOT / page).read_text(), re.DOTALL)[1]
 
 
-def follow(page, title, *first):
+def follow(page, title, *first, small=SMALL):
     """
     Runs the commands of a section of a page in this process and in the current folder, in their order: each run with
-    the flags SMALL, a server on any free port. first: what Launch_Runs.py gets before its own words.
+    the flags `small`, a server on any free port. first: what Launch_Runs.py gets before its own words.
 
     Returns the programs, and the first words for Retrieve_Images.py.
     """
     done = []
     for program, *words in commands(section(page, title)):
         if program == 'Launch_Runs.py':
-            words = [*first, *words, *([] if '--' in words else ['--']), *SMALL]
-        more = SMALL if '--dataset' in words else ['--port', '0'] if words[0] == 'serve' else []
+            words = [*first, *words, *([] if '--' in words else ['--']), *small]
+        more = small if '--dataset' in words else ['--port', '0'] if words[0] == 'serve' else []
         code = importlib.import_module(program.removesuffix('.py')).main([*words, *more])
         assert code == (130 if words[0] == 'serve' else 0), words
         done.append(words[0] if program == 'Retrieve_Images.py' else program)
@@ -146,12 +151,24 @@ def test_the_commands_of_the_start_page_draw_and_search(there, monkeypatch, caps
     monkeypatch.setattr(server.stopping, 'sleep', visit)
     assert follow('docs/start.md', 'Look at it') == ['Evaluate_Network.py', 'main.py', 'main.py']
     assert follow('docs/start.md', 'Wrong labels') == ['suspects']
-    assert follow('docs/start.md', 'Search') == ['index', 'query', 'query', 'serve']
+    assert follow('docs/start.md', 'Search') == ['index', 'query', 'query', 'serve', 'add', 'remove']
     assert all((there / name).exists() for name in ('drawn/tsne_test.png', 'drawn/why_test.png', 'suspects.csv',
                                                      'found.png', 'classes.csv'))
 
 
-def test_the_exported_network_of_the_start_page_is_loaded_by_the_lines_of_own_loop(there):
+def test_photos_of_a_new_class_come_into_the_index_of_the_start_page_and_leave_it(there, capsys):
+    index, new = ['my_index', 'photos/images'], there / 'photos' / 'images' / 'new'
+    assert Retrieve_Images.main(['index', 'Training_Results/folder/frozen_s1', index[1], '--out', index[0]]) == 0
+    draw_photos(there / 'more', ['new'])
+    (there / 'more' / 'new').rename(new)
+    assert Retrieve_Images.main(['add', *index]) == 0 and 'my_index: 105 images' in capsys.readouterr().out
+    shutil.rmtree(new)
+    assert Retrieve_Images.main(['remove', 'my_index', '--missing']) == 0
+    assert 'my_index: 100 images' in capsys.readouterr().out
+
+
+def test_the_exported_network_of_the_start_page_is_loaded_by_the_lines_of_the_pages(there):
+    """Without this program, the file gives the embeddings of the index, also for a photo that lies on its side."""
     for package in ('onnx', 'onnxscript', 'onnxruntime'):
         pytest.importorskip(package, reason=f'the package {package} is not installed')
     assert follow('docs/start.md', 'Export') == ['Evaluate_Network.py']
@@ -159,15 +176,53 @@ def test_the_exported_network_of_the_start_page_is_loaded_by_the_lines_of_own_lo
     found = {'torch': torch, 'REPO': str(ROOT)}
     exec(code.replace('160, 160', '16, 16'), found)
     assert found['embeddings'].shape == (2, 8)
+    noise = torch.rand(30, 47, 3, generator=torch.Generator().manual_seed(0)).mul(255).to(torch.uint8).numpy()
+    turned = Image.Exif()
+    turned[274] = 6                                                                   # orientation: to the right
+    Image.fromarray(noise).save('turned.png', exif=turned)
+    code, = re.findall(r'```python\n(.*?)```', section('docs/start.md', 'Export'), re.DOTALL)
+    code = code.replace('183', '18').replace('160', '16')                             # the sizes of SMALL
+    network, transform = retrieval.load('Training_Results/folder/frozen_s1', 'cpu')
+    for photo in ('photos/images/plum/1.jpg', 'turned.png'):
+        exec(code.replace('photos/images/plum/1.jpg', photo), found)
+        expected = retrieval.embed(network, transform, [photo]).numpy()
+        assert found['embeddings'].shape == (1, 8) and abs(found['embeddings'] - expected).max() < 1e-5
 
 
 def test_the_comparison_of_the_start_page(there, capsys):
-    """With one of its three seeds."""
-    block, = re.findall(r'```bash\n(.*?)```', section('docs/start.md', 'Compare'), re.DOTALL)
-    loop = block.partition('python Launch_Runs.py')[0].replace('0 1 2', '0')
+    """With one of its three seeds, and one epoch of fine-tuning."""
+    small = [word for word in SMALL if word not in ('--n_epochs', '1')]
+    block, *_ = re.findall(r'```bash\n(.*?)```', section('docs/start.md', 'Compare'), re.DOTALL)
+    loop = block.partition('python Launch_Runs.py')[0].replace('0 1 2', '0').replace('--n_epochs 10', '--n_epochs 1')
     subprocess.run(['bash', '-c', loop], check=True)
-    assert follow('docs/start.md', 'Compare') == ['Launch_Runs.py', 'Result_Evaluations.py']
-    assert re.search(r'frozen .*\d.*\n.*tuned .*\d', capsys.readouterr().out) and any((there / 'figures').iterdir())
+    assert follow('docs/start.md', 'Compare', small=small) == ['Launch_Runs.py', 'Result_Evaluations.py', 'main.py']
+    found = re.search(r'before .*\d.*\n.*frozen .*\d.*\n.*tuned .*\d', capsys.readouterr().out)
+    assert found and any((there / 'figures').iterdir())
+    last = [rows_of(there / 'Comparison' / 'folder' / f'{group}_s0')[-1]['epoch'] for group in ('before', 'frozen')]
+    assert last == ['0', '20']
+
+
+def test_the_numbers_of_parts_in_the_comparison_are_those_of_the_registries_and_of_the_other_library():
+    page = (ROOT / 'docs' / 'comparison.md').read_text()
+    rows = {kind: re.search(rf'\n\| {row} \| (\d+)[^|]*\| (\d+) \|', page).groups() for kind, row in {
+        'losses': 'losses', 'miners': 'miners', 'samplers': 'batch samplers'}.items()}
+    own = {kind: [*published(method_pages.KINDS[kind][1])] for kind in rows}
+    assert {kind: len(names) for kind, names in own.items()} == {kind: int(ours) for kind, (ours, _) in rows.items()}
+    around = {'CrossBatchMemory', 'GenericPairLoss', 'MultipleLosses', 'SelfSupervisedLoss',
+              'EmbeddingsAlreadyPackagedAsTriplets'}
+    for kind, (_, theirs) in rows.items():
+        library = pytest.importorskip(f'pytorch_metric_learning.{kind}', reason='pytorch-metric-learning is missing')
+        classes = {name for name, value in vars(library).items() if inspect.isclass(value)} - around
+        assert len([name for name in classes if not re.search('^Base|Mixin$', name)]) == int(theirs), kind
+
+
+def test_the_comparison_of_two_methods(tmp_path, monkeypatch, capsys):
+    """With two of its five seeds."""
+    (tmp_path / 'run_scripts').symlink_to(ROOT / 'run_scripts')
+    monkeypatch.chdir(tmp_path)
+    done = follow('docs/result_evaluations.md', 'Compare two methods', '--only', '_s0', '_s1', '--workers', '2')
+    assert done == ['Launch_Runs.py', 'Result_Evaluations.py']
+    assert re.search(r'MS .*\(p [=<] 0\.\d+, n = 2\)', capsys.readouterr().out)
 
 
 def test_the_run_with_views(there):
@@ -178,9 +233,11 @@ def test_the_runs_of_the_readme(tmp_path, monkeypatch):
     prepare(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr('sys.argv', ['main.py'])
-    done = follow('README.md', 'A run', '--dry_run')
-    assert done == ['main.py', 'main.py', 'Launch_Runs.py', 'Result_Evaluations.py']
-    assert re.search(r'^Margin & \d', (tmp_path / 'table.tex').read_text(), re.MULTILINE)
+    run_of_script = ['--dataset', 'cub200', '--source_path', 'Datasets', '--group', 'CUB_Npair', '--seed', '0']
+    assert main.main([*run_of_script, *SMALL]) == 0                            # --dry_run trains none
+    done = follow('README.md', 'Runs', '--dry_run')
+    assert done == ['main.py', 'Launch_Runs.py', 'Result_Evaluations.py']
+    assert re.search(r'^Npair & \d', (tmp_path / 'table.tex').read_text(), re.MULTILINE)
 
 
 @pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')

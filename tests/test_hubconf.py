@@ -152,6 +152,20 @@ def test_the_loop_the_sampler_the_metrics_and_the_miner_of_the_page_run(capsys):
     assert names['measure'](names['embeddings'], names['data'].tensors[1])['e_recall@1'] > .2
 
 
+def test_the_files_that_the_page_copies_are_used_where_nothing_else_of_this_program_is(tmp_path):
+    page = (ROOT / 'docs' / 'own_loop.md').read_text().replace('path/to/this/checkout', str(ROOT))
+    loop, section = (re.search(rf'\n## {title}\n(.*?)\n## ', page, re.DOTALL)[1]
+                     for title in ('A plain loop', 'A file copied alone'))
+    subprocess.run(['bash', '-c', re.search(r'```bash\n(.*?)```', section, re.DOTALL)[1]], cwd=tmp_path, check=True)
+    data, _ = re.findall(r'```python\n(.*?)```', loop, re.DOTALL)
+    parts = re.findall(r'```python\n(.*?)```', section, re.DOTALL)
+    code = '\n'.join([data, 'images, labels = next(iter(loader))', *(f'{part}\nloss.backward()' for part in parts),
+                      'optimizer.step()', 'print(loss.item(), semihard.__file__)'])
+    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    value, file = done.stdout.split()
+    assert float(value) > 0 and file == str(tmp_path / 'semihard.py')
+
+
 @pytest.mark.parametrize('library', ['Lightning', 'accelerate', 'pytorch-metric-learning'])
 def test_the_loops_of_libraries_of_the_page_train(library, tmp_path, monkeypatch):
     pytest.importorskip(library.lower().replace('-', '_'), reason=f'the package {library.lower()} is not installed')

@@ -67,6 +67,14 @@ def test_the_index_pages_link_to_every_method():
         assert {*published(registry)} <= linked
 
 
+def test_the_flags_in_a_text_are_marked_and_nothing_else():
+    text = '<p><code>main.py --loss_x 1 --lr</code> a -- b <!-- --c --></p>'
+    marked = text
+    for flag in ('--loss_x', '--lr'):
+        marked = marked.replace(flag, f'<span class="flag">{flag}</span>')
+    assert method_pages.on_page_content(text) == marked
+
+
 @pytest.mark.parametrize('name', method_pages.SAMPLERS)
 def test_the_snippet_of_a_sampler_gives_batches(name, monkeypatch):
     monkeypatch.syspath_prepend(method_pages.ROOT / 'datasampler')

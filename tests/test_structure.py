@@ -129,6 +129,18 @@ def test_links_between_pages_lead_somewhere(page):
         assert target.startswith('http') or inside or of_method, f'{target} is not a page of the site'
 
 
+def test_addresses_of_other_sites_are_well_formed_and_a_paper_has_one_at_each_conference():
+    papers = {}
+    for page in PAGES:
+        for address in re.findall(r'\]\((http[^)]*)\)', page.read_text()):
+            assert re.fullmatch(r'https?://[\w.-]+(:\d+)?(/[\w./-]*)?', address), f'{page.name}: {address}'
+            if 'arxiv.org' in address:
+                assert re.fullmatch(r'https://arxiv\.org/abs/\d{4}\.\d{5}', address), f'{page.name}: {address}'
+            elif 'openaccess' in address and 'paper' in address:
+                author, conference = re.search(r'/html/([A-Za-z-]+)_.*_(\w+_\d{4})_paper\.html$', address).groups()
+                assert papers.setdefault((author, conference), address) == address, f'{page.name}: {address}'
+
+
 @pytest.mark.parametrize('page', PAGES[1:], ids=lambda page: page.name)
 def test_pages_are_short(page):
     text = re.sub('<!-- table .*?<!-- end -->', '', page.read_text(), flags=re.DOTALL)          # written by programs
@@ -175,16 +187,11 @@ def register(folder, package, registry, name):
 def with_the_parts_of_the_page(folder):
     """Puts the files that docs/extending.md prints into the copy `folder`, and registers them; returns their paths."""
     page = (ROOT / 'docs' / 'extending.md').read_text()
-    parts = re.findall(r'\n`([\w/]+\.py)`, registered in `(\w+)`.*?```python\n(.*?)```', page, re.DOTALL)
-    for path, registry, code in parts:
+    parts = re.findall(r'\n`(\w+/\w+\.py)`[:;].*?```python\n(.*?)```\n\n```diff\n(.*?)```', page, re.DOTALL)
+    for path, code, diff in parts:
         (folder / path).write_text(code)
-        register(folder, Path(path).parent.name, registry, Path(path).stem)
-    metric, entry = re.findall(r'```python\n(.*?)```', page.partition('## A metric\n')[2], re.DOTALL)[:2]
-    (folder / 'evaluation' / 'first_rank.py').write_text(metric)
-    metrics = folder / 'evaluation' / 'metrics.py'
-    text = metrics.read_text().replace('METRICS = {\n', f'METRICS = {{\n{entry}', 1)
-    metrics.write_text(text.replace('import clustering, ', 'import clustering, first_rank, ', 1))
-    return [*(path for path, *_ in parts), 'evaluation/first_rank.py']
+        subprocess.run(['git', 'apply', '-'], input=diff, text=True, cwd=folder, check=True)
+    return [path for path, *_ in parts]
 
 
 def run_in(folder, *arguments, then=''):
@@ -237,10 +244,24 @@ def test_every_picture_of_the_pages_has_a_text_for_those_who_do_not_see_it():
     assert not [page.name for page in PAGES if re.search(r'!\[\s*\]\(', page.read_text())]
 
 
-def test_git_ignores_what_the_commands_of_the_start_page_write():
-    text = (ROOT / 'docs' / 'start.md').read_text()
-    ignored = {line.strip('/') for line in (ROOT / '.gitignore').read_text().splitlines()}
-    written = re.findall(r'(?:--out|--picture|--save_path|--figures|--source_path| export| pictures|done >) '
-                         r'([\w./]+)', text)
-    assert {'photos', 'my_index', 'network.onnx', 'my_runs.sh', 'drawn'} <= {*written} <= ignored
-    assert 'suspects.png' in ignored
+def test_git_ignores_what_the_commands_of_the_pages_write():
+    """And no file of the project, also where upper and lower case are the same."""
+    written = {'suspects.png', 'Ensembles/x', 'Training_Results/x', 'diagonal_lines.svg'}
+    for page in PAGES:
+        for block in re.findall(r'```bash\n(.*?)```', page.read_text(), re.DOTALL):
+            written.update(re.findall(r'(?:--(?:out|picture|save_path|figures?|latex|csv|rows|source_path)| export|'
+                                      r' pictures|>) +(?!DATA|studies/)(\w[\w./-]*)', block))
+    assert {'photos', 'my_index', 'network.onnx', 'my_runs.sh', 'Datasets', 'roth.tex', 'diagonal_lines.png'} <= written
+    paths = [name if '.' in name else f'{name}/x' for name in sorted(written)]
+    ignored = git('check-ignore', '--no-index', *paths)
+    assert not {*paths} - {*ignored}
+    assert not git('ls-files', '-i', '-c', '--exclude-standard')
+    assert not git('-c', 'core.ignorecase=true', 'ls-files', '-i', '-c', '--exclude-standard')
+
+
+def git(*arguments):
+    """The lines that git prints in the checkout."""
+    done = subprocess.run(['git', *arguments], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == 128:
+        pytest.skip(f'git is not here, or this is not a checkout: {done.stderr}')
+    return done.stdout.splitlines()

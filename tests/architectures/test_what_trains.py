@@ -50,6 +50,14 @@ def test_blocks(arch, n_blocks, stem, last, opt):
     assert arch == 'bninception' or list(depths.values()) == sorted(depths.values())
 
 
+def test_the_blocks_are_those_of_the_module_that_root_names():
+    built = torch.nn.ModuleDict({'before': torch.nn.Linear(2, 2), 'trunk': torch.nn.Sequential(
+        *(torch.nn.Linear(2, 2) for _ in range(3)))})
+    assert depth.blocks(built)[0] == ['before']
+    built.ROOT = 'trunk'
+    assert depth.blocks(built) == [['trunk.0'], ['trunk.1'], ['trunk.2']]
+
+
 def test_blocks_of_vits_are_those_of_timm(opt):
     built = network(opt, VIT)
     theirs = {name: layer for layer, names in group_parameters(built, built.group_matcher()).items() for name in names}

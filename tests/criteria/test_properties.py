@@ -14,7 +14,7 @@ DEVICES = ['cpu', 'cuda'] if torch.cuda.is_available() else ['cpu']
 # They or their miners sample at random; with these labels there is only one choice
 DETERMINED = {'npair': [0, 0, 1, 1, 2, 2], 'angular': [0, 0, 1, 1, 2, 2], 'quadruplet': [0, 0, 1, 2]}
 # As docs/losses.md says; antico does not normalise in one of its types only
-AS_THEY_ARE = re.search(r'These do not: (.*?)\n\n', TEXT, re.DOTALL)[1].replace('antico', '')
+AS_THEY_ARE = re.search(r'change their values, except:\n\n(.*?)\n\n', TEXT, re.DOTALL)[1].replace('antico', '')
 NORMALISING = [name for name, module in cases.PUBLISHED.items()
                if not module.REQUIRES_BATCHMINER and name not in re.findall(r'\w+', AS_THEY_ARE)]
 # Parameters and buffers with a row for each class; in hier, not of classes

@@ -26,3 +26,41 @@ def test_the_correlation_is_pearsons():
     assert figures.correlation(x, y) == (pytest.approx(pearsonr(x, y)[0]), 20)
     assert figures.correlation([1, 2, np.nan, 3], [1, 2, 3, 3.5])[1] == 3
     assert np.isnan(figures.correlation([1, 1, 1], [1, 2, 3])[0])
+
+
+LONG = ('CUB_Contrastive_Distance_with_Direction_Regularisation_weight_0.5', 'CUB_Short',
+        'CUB_ProxyAnchor_lr_0.01_embedding_512_on_bninception_normalize')
+
+
+@pytest.mark.parametrize('groups', [LONG, ('A', 'B'), [f'{LONG[0]}_{index}' for index in range(12)]],
+                         ids=['long names', 'short names', 'many groups'])
+def test_the_texts_of_all_figures_lie_inside_them(groups, inspected, make, evaluate, tmp_path):
+    levels = {f'test_within_{metric}': [.1, .2, .3, .4, .5] for metric in ('c_precision_at_1', 'mAP_trapezoid')}
+    for group in groups:
+        for seed in range(2):
+            make(group, seed, test='0' * 16, values=levels, eval_views=['0.71', '0.875', 'flip'])
+    make('D', 0, test='1' * 16)                                   # so that the titles name the test set and the views
+    code, *_ = evaluate('--figures', tmp_path / 'f', '--select', 'best_test', '--per_metric', '--metrics', 'e_recall@1',
+                        'within_c_precision_at_1')
+    assert code == 0 and len(inspected) == 8 + 6
+    for figure in inspected:
+        boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+        assert not any(one.overlaps(other) for one, other in zip(boxes, boxes[1:], strict=False))
+
+
+def test_the_texts_of_the_figure_beside_published_values_lie_inside_it(inspected, make, evaluate, tmp_path):
+    flags = {'arch': 'bninception_frozen_normalize', 'bs': 32, 'split_scheme': 'mlrc', 'eval_views': ['0.71', 'flip'],
+             'test': '0' * 16, 'values': {'val_map_at_r': [.1, .2, .4, .3, .2]}}
+    for group in ('CUB_Margin', 'CUB_Triplet', 'CUB256_Contrastive'):
+        for fold in range(4):
+            make(f'{group}_fold{fold}', 0, splits=('val',), fold=fold, embed_dim=128, **flags)
+    code, *_ = evaluate('--published', 'musgrave2020', '--figures', tmp_path / 'f')
+    assert code == 0 and len(inspected) == 1
+
+
+def test_the_correlations_have_one_of_two_names_of_a_metric(inspected, make, evaluate, tmp_path):
+    for seed in range(3):
+        make('A', seed, values={'test_mAP_c': [.1, .2, .3, .4, .5]})
+    code, *_ = evaluate('--figures', tmp_path / 'f')
+    labels = [label.get_text() for label in inspected[0].axes[0].get_yticklabels()]
+    assert code == 0 and labels == ['R@1', 'NMI', 'F1', 'MAP@R', 'rho@1', 'intra/inter']

@@ -103,17 +103,33 @@ def welch_freedom(one, n, other, m):
 def test_a_run_under_another_protocol_has_the_reason_in_its_place(flags, reason, roth, evaluate, tmp_path):
     roth('CUB_MS', [.6], **flags)
     code, out, _ = evaluate('--published', 'roth2020', '--csv', tmp_path / 't.csv', '--figures', tmp_path / 'f')
-    assert code == 0 and cells(out)['MS'][0] == '62.8 ± 0.7'
     row = cells(out)['MS']
-    assert reason in row[2] and row[1] == row[4] == row[5] == '–'                   # the reason stands in a row once
+    assert code == 0 and row[:2] == ['62.8 ± 0.7', '60.0 (n = 1)'] and row[4] == '0.250 (n = 1)'     # our own values
+    assert reason in row[2] and row[5] == '–'                                       # the reason stands in a row once
     assert (tmp_path / 't.csv').read_text().count(reason) == 2 and not list((tmp_path / 'f').iterdir())
+
+
+def test_every_difference_of_the_protocol_is_named_and_nothing_is_compared(roth, evaluate, tmp_path):
+    roth('CUB_MS', [.6, .7], bs=80, embed_dim=64, use_tv_split=True)
+    roth('CUB_Softmax', [.6])
+    code, out, _ = evaluate('--published', 'roth2020', '--csv', tmp_path / 't.csv')
+    reasons = 'embed_dim 64, published 128; bs 80, published 112; use_tv_split True, published False'
+    assert code == 0 and cells(out)['MS'][1:3] == ['65.0 ± 7.1 (n = 2)', reasons]
+    assert cells(out)['Softmax'][2].startswith('-1.7 ± ')
+    with open(tmp_path / 't.csv', newline='') as file:
+        row = next(row for row in csv.DictReader(file) if row['group'] == 'CUB_MS')
+    assert (row['ours'], row['n'], row['reason']) == ('0.6499999999999999', '2', reasons)
+    assert row['difference'] == row['interval'] == '' and row['differs'] == 'False'
 
 
 def test_a_metric_that_a_run_does_not_have_is_not_compared(make, evaluate):
     make('CUB_MS', 0, **ROTH)
     code, out, _ = evaluate('--published', 'roth2020')
     row = cells(out)['MS']
-    assert code == 0 and row[1] != '–' and row[3:] == ['0.155', '–', f'no {RHO} in CUB_MS_s0']
+    assert code == 0 and row[1] != '–' and row[3:] == ['0.155', '–', f'no {RHO}']
+    make('CUB_MS', 1, **ROTH, values={RHO: [.5] * 151})
+    row = cells(evaluate('--published', 'roth2020')[1])['MS']
+    assert row[4:] == ['0.500 (n = 1)', f'no {RHO} in CUB_MS_s0']
 
 
 def test_the_mean_over_folds_at_the_best_validation_epoch(make, evaluate, tmp_path):
@@ -126,7 +142,8 @@ def test_the_mean_over_folds_at_the_best_validation_epoch(make, evaluate, tmp_pa
     found = cells(out)
     assert code == 0 and 'at the epoch of the best validation MAP@R, as published, mean over 4 folds' in out
     assert found['Triplet'][3:5] == ['42.44', '43.60 ± 0.14'] and found['Triplet'][5].startswith('+1.16 ± 1.27')
-    assert found['Triplet'][:3] == ['≈ 23.70', '–', 'published embed_dim not stated']  # never validation beside test
+    assert found['Triplet'][:3] == [
+        '≈ 23.70', '–', 'published embed_dim not stated; no test_map_at_r']         # never validation beside test
     assert found['ArcFace'][5] == 'seed 0: 1 of 4 folds' and 'a deviation counts as known' in out
 
 
@@ -134,7 +151,8 @@ def test_papers_with_one_name_for_different_runs(roth, make, evaluate):
     roth('CUB_MS', [.62])
     make('CUB_DR_Triplet', 0, values={R1: [.5, .56, .55, .5, .4], 'test_e_recall@2': [.6, .6, .7, .8, .9]}, **MOHAN)
     code, out, _ = evaluate('--published', 'roth2020', 'mohan2020')
-    assert code == 0 and 'MS | 57.4 | – | arch resnet50_frozen_normalize, published bninception_normalize |' in out
+    assert code == 0 and ('MS | 57.4 | 62.0 | arch resnet50_frozen_normalize, published bninception_normalize; '
+                          'embed_dim 128, published 64 |') in out
     row = cells(out)['DR Triplet']
     assert row[:3] == ['54.5', '56.0', '+1.5'] and row[3:6] == ['66.2', '60.0', '-6.2']       # at the best R@1, epoch 1
 

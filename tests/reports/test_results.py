@@ -76,27 +76,55 @@ def test_a_metric_that_is_given_twice_is_one_column(make, evaluate, tmp_path):
 
 
 def test_differences_to_a_baseline(make, evaluate, tmp_path):
-    """Against scipy's intervals; a single run of the baseline counts as known, and single runs have no interval."""
-    a, b, c = ([column_of(make(f'CUB_{name}', seed), 'test_e_recall@1')[-1] for seed in range(n)]
-               for name, n in (('A', 3), ('B', 4), ('C', 1)))
+    """Paired by seed, and otherwise Welch's, against scipy; corrected over the groups of a column; single runs."""
+    a, b, c, d = ([column_of(make(f'CUB_{name}', seed), 'test_e_recall@1')[-1] for seed in range(n)]
+                  for name, n in (('A', 3), ('B', 4), ('C', 1), ('D', 4)))
     flags = ['--metrics', 'e_recall@1', 'rho_spectrum@1', '--latex', tmp_path / 't.tex', '--csv', tmp_path / 't.csv']
     code, out, _ = evaluate(*flags, '--baseline', 'CUB_B')
     found = cells(out)
     assert code == 0 and '| method | R@1 | Δ R@1 | rho@1 | Δ rho@1 |' in out and 'Δ: difference to CUB_B' in out
-    welch = scipy.stats.ttest_ind(a, b, equal_var=False).confidence_interval()
-    middle, half = (welch.high + welch.low) / 2, (welch.high - welch.low) / 2
-    assert found['A'][1] == f'{100 * middle:+.1f} ± {100 * half:.1f}' and found['B'][1] == found['B'][3] == ''
-    assert found['C'][1] == f'{100 * (c[0] - statistics.mean(b)):+.1f}'
+    assert "corrected by Holm's method" in out
+    welch, paired = scipy.stats.ttest_ind(a, b, equal_var=False), scipy.stats.ttest_rel(d, b)
+    small, large = sorted([welch.pvalue, paired.pvalue])
+    corrected = {small: 2 * small, large: max(2 * small, large)}
+    wanted = {}
+    for method, test, words in (('A', welch, "Welch's t-test, n = 3 and 4"), ('D', paired, 'n = 4')):
+        low, high = test.confidence_interval()
+        wanted[method] = (low + high) / 2, (high - low) / 2, test.pvalue, corrected[test.pvalue]
+        mean, half, _, p = wanted[method]
+        assert found[method][1] == f'{100 * mean:+.1f} ± {100 * half:.1f} (p = {p:.3f}, {words})'
+    assert found['B'][1] == found['B'][3] == '' and found['C'][1] == f'{100 * (c[0] - statistics.mean(b)):+.1f}'
     assert r' & R@1 & $\Delta$ R@1 & ' in (tmp_path / 't.tex').read_text().replace('Method', '')
     with open(tmp_path / 't.csv', newline='') as file:
-        row, = (row for row in csv.DictReader(file)
-                if (row['method'], row['metric']) == ('A', 'difference_test_e_recall@1'))
-    assert (float(row['mean']), float(row['interval'])) == pytest.approx((middle, half), rel=1e-12)
-    code, out, _ = evaluate(*flags, '--baseline', 'C')                                  # the name of the method
-    known = scipy.stats.t.interval(.95, 2, statistics.mean(a) - c[0], scipy.stats.sem(a))
-    assert code == 0 and cells(out)['A'][1] == f'{50 * sum(known):+.1f} ± {50 * (known[1] - known[0]):.1f}'
-    code, _, err = evaluate('--baseline', 'CUB_D')
-    assert code == 2 and '--baseline CUB_D: the table has no runs of this group on cub200; choose from CUB_A' in err
+        rows = {row['method']: row for row in csv.DictReader(file) if row['metric'] == 'difference_test_e_recall@1'}
+    for method, numbers in wanted.items():
+        row = [float(rows[method][name]) for name in ('mean', 'interval', 'p', 'p_holm')]
+        assert row == pytest.approx(numbers, rel=1e-12)
+    assert (rows['A']['test'], rows['A']['n'], rows['D']['test']) == ("Welch's t-test", '3', 'paired t-test')
+    code, out, _ = evaluate(*flags, '--baseline', 'C', '--only', 'CUB_A', 'CUB_C')      # the name of the method
+    known = scipy.stats.ttest_1samp(a, c[0])
+    low, high = (bound - c[0] for bound in known.confidence_interval())
+    assert code == 0 and 'Holm' not in out and cells(out)['A'][1] == (
+        f'{50 * (low + high):+.1f} ± {50 * (high - low):.1f} (p = {known.pvalue:.3f}, one-sample t-test, n = 3 and 1)')
+    make('CARS_A', 0, 'cars196')
+    code, out, _ = evaluate('--metrics', 'nmi', '--baseline', 'CUB_B')         # which has no runs on the other data set
+    assert code == 0 and [bool(cell) for cell in cells(out)['A']] == [True, False, True, True]
+    code, _, err = evaluate('--baseline', 'CUB_D', '--exclude', 'CUB_D')
+    assert code == 2 and '--baseline CUB_D: the table has no runs of this group; choose from CARS_A, CUB_A, CUB' in err
+
+
+def test_means_over_fewer_seeds_are_not_bold(make, evaluate):
+    """Nor do they keep the best of the others from being bold."""
+    values = {'A': [.6, .6], 'B': [.5, .5], 'once': [.9]}
+    for group, last in values.items():
+        for seed, value in enumerate(last):
+            make(group, seed, n_epochs=0, values={'test_nmi': [value]})
+    code, out, _ = evaluate('--metrics', 'nmi')
+    assert code == 0 and [cells(out)[group] for group in values] == [
+        ['**60.0 ± 0.0**'], ['50.0 ± 0.0'], ['90.0 (n = 1)']]
+    assert 'Bold: the best of the methods with the most seeds.' in out
+    code, out, _ = evaluate('--metrics', 'nmi', '--seeds', '0', '--only', 'A_s0', 'once')
+    assert cells(out)['once'] == ['**90.0**'] and 'Bold' not in out
 
 
 def test_the_shared_table_of_several_data_sets_compiles(make, evaluate, tmp_path):
@@ -128,10 +156,20 @@ def test_missing_unfinished_and_odd_runs_are_named_and_left_out(make, evaluate, 
     code, out, _ = evaluate('--with_unfinished')
     assert 'A_s2: unfinished: 2 of 4 epochs; counted all the same' in out and '(n' not in cells(out)['A'][0]
 
-    (tmp_path / 'runs.sh').write_text('python main.py --group C --seed 0\npython main.py --group B --seed 0\n')
+
+
+def test_a_script_restricts_the_table_to_its_runs(make, evaluate, tmp_path):
+    for group in ('A', 'B', 'demo'):
+        for seed in range(2):
+            make(group, seed)
+    make('B', 0, dataset='cars196')
+    lines = [f'python main.py --dataset cub200 --group {group} --seed 0\n' for group in ('C', 'B', 'A')]
+    (tmp_path / 'runs.sh').write_text(''.join(lines))
     code, out, _ = evaluate('--script', tmp_path / 'runs.sh')
     assert code == 0 and list(cells(out)) == ['C', 'B', 'A'] and cells(out)['C'] == ['–', '–']
-    assert 'C on cub200: seed(s) 0 missing' in out
+    assert 'C on cub200: seed(s) 0 missing' in out and 'One run each, seed 0' in out and 'CARS196' not in out
+    code, _, error = evaluate('--script', tmp_path / 'runs.sh', '--only', 'demo')
+    assert code == 2 and 'of its 3 runs, such as C_s0 on cub200, none is among the 2 that were found' in error
 
 
 def test_a_second_run_of_a_seed_counts_where_the_first_did_not_finish(make, evaluate):
@@ -242,7 +280,8 @@ def test_runs_on_different_test_sets_have_no_mean_and_no_common_column(make, eva
         make('B', seed, test='2' * 16)
     make('C', 0)                                                                    # not recorded
     (tmp_path / 'runs.sh').write_text(''.join(f'python main.py --dataset cub200 --group {name} --seed 0\n'
-                                              for name in 'ABCD'))
+                                              for name in 'ABCD')
+                                      + 'python main.py --dataset cub200 --group A --seed 1\n')
     code, out, error = evaluate('--csv', tmp_path / 't.csv', '--figures', tmp_path / 'f', '--rows', tmp_path / 'r.csv',
                                 '--latex', tmp_path / 't.tex', '--script', tmp_path / 'runs.sh')
     found = cells(out)
@@ -333,9 +372,8 @@ def test_groups_that_cannot_be_averaged(make, evaluate, tmp_path):
     assert evaluate()[0] == 2 and 'there are no run folders in it' in evaluate(source=['--runs', str(tmp_path)])[2]
     make('A', 0)
     make('A', 1, dataset='cars196')
-    code, _, error = evaluate()
-    assert code == 2 and 'group A: it has runs of different data sets' in error and 'cars196/A_s1 (cars196)' in error
-    assert evaluate('--datasets', 'cub200')[0] == 0
+    code, out, _ = evaluate('--metrics', 'nmi')
+    assert code == 0 and len(cells(out)['A']) == 2 and '–' not in cells(out)['A']         # a column for each data set
     make('A', 0, name='again')
     code, _, error = evaluate('--datasets', 'cub200')
     assert code == 2 and 'group A: seed 0 occurs twice' in error

@@ -61,6 +61,12 @@ def test_the_tables_are_the_statistics_of_the_rows(title, rows, head, tables):
             assert (cell == cell.strip('*')) == all(both)
 
 
+def test_the_range_of_the_other_side(tables):
+    for title, column in {'R@1': 'test_e_recall@1', 'MAP@R': 'test_map_at_r'}.items():
+        means = [np.mean([*values(group, column).values()]) for _, group, _ in equality.PEERS.values()]
+        assert f'{title} from {min(means):.1f} to {max(means):.1f}' in tables['range']
+
+
 def test_the_standard_deviations_of_the_starts():
     losses = pytest.importorskip('pytorch_metric_learning.losses')
     theirs = {'arcface': losses.ArcFaceLoss, 'cosface': losses.CosFaceLoss, 'softmax': losses.NormalizedSoftmaxLoss,
