@@ -67,8 +67,8 @@ def build():
         ('query', 'print the images of an index that are nearest to photos'),
         ('add', 'embed images and add them to an index; files that have changed since they were added are replaced'),
         ('remove', 'remove images from an index; their files stay'),
-        ('suspects', 'list images whose labels are probably wrong, near-duplicates with different labels, classes that '
-                     'are probably one, and outliers. All other flags go to main.py'),
+        ('suspects', 'list images whose labels are probably wrong, near-duplicates, classes that are probably one, '
+                     'and outliers. All other flags go to main.py'),
         ('serve', 'serve a page to search an index by dropping a photo on it'))
     index, query, add, remove, suspects, serve = (commands.add_parser(name, help=text, description=text)
                                                   for name, text in texts)

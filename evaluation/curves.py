@@ -12,6 +12,7 @@ COLOURS = dict(zip(('train', 'val', 'test'), plotting.COLOURS, strict=False))
 FILE, SINGLE = 'curves.png', 'metrics'             # the figure of all metrics; --pictures metrics: a file for each
 WIDEST = 4                                         # columns of the figure
 HEIGHT, LEGEND, FOOT, LEFT, RIGHT = 1.15, 0.3, 0.3, 0.45, 0.1               # inches: of a row, and of the margins
+ENDS = 4.5                                         # points: font size of labels at the ends of lines, their distance
 GAPS = {'wspace': 0.32, 'hspace': 0.45}
 
 
@@ -37,8 +38,8 @@ def plot(rows, folder, single=False):
         for column, line in zip(members.values(), draw(axes, rows, members), strict=True):
             splits.setdefault(column.split, line)
             ends[column.at_split] = line, column
-        for end in ends.values() if len(ends) > 1 else ():
-            label_end(axes, *end)
+        if len(ends) > 1:
+            label_ends(axes, ends.values())
         axes.set_title(titles.shared_axis(members.values()), loc='left', pad=3, y=1)        # without y, it is searched
         axes.tick_params(labelsize=6, length=2, pad=2, labelbottom=index + n_columns >= len(families))
         axes.xaxis.labelpad = 1
@@ -80,11 +81,22 @@ def draw(axes, rows, members):
     return drawn
 
 
-def label_end(axes, line, column):
-    """Writes the argument of a metric, such as the 4 of e_recall@4, beside the last point of its line."""
-    if len(places := line.get_xydata()):
-        axes.annotate(column.metric.partition('@')[2], places[-1], (2, 0), textcoords='offset points', fontsize=4.5,
-                      va='center', color=line.get_color(), annotation_clip=False)
+def label_ends(axes, ends):
+    """Writes the argument of metrics, such as the 4 of e_recall@4, beside the last finite points of their lines."""
+    axes.autoscale_view()                          # before it, places on the page are not final
+    placed = []
+    for line, column in ends:
+        places = line.get_xydata()
+        finite = places[np.isfinite(places).all(axis=1)]
+        if len(finite):
+            height = axes.transData.transform(finite[-1])[1] / axes.figure.dpi * 72
+            placed.append((height, column.metric.partition('@')[2], finite[-1], line.get_color()))
+    lowest = -np.inf
+    for height, text, point, colour in sorted(placed, key=lambda label: label[0]):
+        raised = max(height, lowest)
+        axes.annotate(text, point, (2, raised - height), textcoords='offset points', fontsize=ENDS, va='center',
+                      color=colour, annotation_clip=False)
+        lowest = raised + ENDS
 
 
 def points(rows, *names):

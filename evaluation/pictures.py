@@ -79,10 +79,7 @@ def short(name, length=26):
     number, _, rest = name.partition('.')
     if number.isdigit() and rest:
         name = rest
-    name = name.replace('_', ' ')
-    if len(name) > length:
-        name = name[:length - 1] + '…'
-    return plotting.plain(name)
+    return plotting.plain(name.replace('_', ' '), length)
 
 
 def sample_queries(embedded, seed, n_queries, n_neighbours):
@@ -184,10 +181,12 @@ def spectrum(embedded, seed):
     """The singular values divided by their sum, and a uniform spectrum."""
     values = geometry.singular_values(embedded.embeddings.cpu().numpy())
     fractions = geometry.rho_spectrum(values, 0)
+    n_zeros = np.count_nonzero(fractions == 0)
+    rho = f'∞, since {n_zeros} are 0' if n_zeros else f'{geometry.rho_spectrum(values, 1):.3f}'
     figure = new_figure(COLUMN, 0.7 * COLUMN)
     axes = figure.add_subplot(xlabel='singular value', ylabel='fraction of their sum', yscale='log')
     axes.plot(np.arange(1, len(fractions) + 1), np.where(fractions > 0, fractions, np.nan), '.-', markersize=3,
-              linewidth=0.8, label=f'embeddings, ρ = {geometry.rho_spectrum(values, 1):.3f}')
+              linewidth=0.8, label=f'embeddings, ρ = {rho}')
     axes.axhline(1 / len(fractions), color=GREY, linestyle='--', linewidth=0.8, label='uniform, ρ = 0')
     plotting.legend_above(axes)
     return figure
@@ -267,7 +266,7 @@ def classes(embedded, seed, n_worst=12):
     worst = order[:n_worst][::-1]
     figure = new_figure(2 * COLUMN, 0.8 * COLUMN)
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.1])
-    left.plot((np.arange(len(order)) + 0.5) / len(order) * 100, recall[order], color=GREY, drawstyle='steps-mid')
+    left.stairs(recall[order], np.linspace(0, 100, len(order) + 1), baseline=None, color=GREY)
     left.axhline(100 * (taken == labels).mean(), color='black', linestyle='--', linewidth=0.8, label='mean over images')
     left.set(xlabel='classes (%)', ylabel='R@1 (%)', ylim=(-2, 102))
     plotting.legend_above(left)
@@ -279,11 +278,13 @@ def classes(embedded, seed, n_worst=12):
             most = counts.argmax()
             text = f'{counts[most] / n_images[c]:.0%} {short(names[others[most]], 24)}'
             if recall[c] > 52:                             # inside the bar
-                right.text(recall[c] - 1, bar, text, va='center', fontsize=5.5, ha='right', color='white')
+                written = right.text(recall[c] - 1, bar, text, va='center', fontsize=5.5, ha='right', color='white')
             else:
-                right.text(recall[c] + 1, bar, text, va='center', fontsize=5.5, ha='left', color=WRONG)
+                written = right.text(recall[c] + 1, bar, text, va='center', fontsize=5.5, ha='left', color=WRONG)
+            plotting.fit(written, 2.2 * max(recall[c], 100 - recall[c]) / 100)       # the axes are 2.2 inches wide
     right.set(xlim=(0, 100), xlabel='R@1 (%) of the worst classes; their main mistake')
-    right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst])
+    for tick in right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst]):
+        plotting.fit(tick.label1, 1.6)
     return figure
 
 
@@ -331,8 +332,9 @@ def confidence(embedded, seed):
     n = np.arange(1, len(norms) + 1)
     figure = new_figure(COLUMN, 0.7 * COLUMN)
     axes = figure.add_subplot(xlabel='queries (%), largest norm first', ylabel='R@1 (%)')
-    most_confident = np.argsort(-norms, kind='stable')
-    axes.plot(100 * n / len(n), 100 * correct[most_confident].cumsum() / n, color='black', linewidth=0.8)
+    recall = 100 * correct[np.argsort(-norms, kind='stable')].cumsum() / n
+    few = len(n) // 100                                    # less than one percent of the queries: left out
+    axes.plot(100 * n[few:] / len(n), recall[few:], color='black', linewidth=0.8)
     axes.axhline(100 * correct.mean(), color=GREY, linestyle='--', linewidth=0.8, label='all queries')
     plotting.legend_above(axes)
     return figure

@@ -188,7 +188,7 @@ def draw(answers, rows, chosen, files):
         ticks = [size for size, larger in zip(sizes, [*sizes[1:], np.inf], strict=True) if larger > 1.7 * size]
         axes.set_xticks(ticks, [f'{size:,}' for size in ticks])
     for axes in (left, *others):
-        plotting.legend_above(axes, n_columns=1)
+        plotting.legend_above(axes)
     files[0].parent.mkdir(exist_ok=True)
     for file in files:
         plotting.save(figure, file)

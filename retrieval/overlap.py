@@ -21,7 +21,7 @@ from utilities.arrays import chunks, in_threads, pick
 from utilities.command_line import FRACTION
 from utilities.errors import UserError
 from utilities.files import require_writable_folder, write_csv
-from utilities.plotting import COLUMN, new_figure, save, styled
+from utilities.plotting import COLUMN, fit, new_figure, save, styled
 from utilities.text_tables import aligned
 
 CHUNK = 1 << 22              # similarities that each thread computes at a time: 16 MB
@@ -192,6 +192,6 @@ def draw(images, pairs, file, n_columns=4, gap=0.08):
         for split, index, start in ((one, i, left), (other, j, left + 1 + gap / 2)):
             part = images[split]
             axes.imshow(pictures.pixels(part, index), extent=(start, start + 1, top + 1, top), aspect='auto')
-            axes.text(start, top + 1 + gap / 3, f'{split}: {pictures.short(part.class_names[part.labels[index]], 18)}',
-                      fontsize=4.5, va='top')
+            name = pictures.short(part.class_names[part.labels[index]], 20)
+            fit(axes.text(start, top + 1 + gap / 3, f'{split}: {name}', fontsize=4.5, va='top'), scale)
     save(figure, file)

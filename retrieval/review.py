@@ -17,10 +17,10 @@ from utilities.errors import UserError
 from utilities.files import require_writable, write_csv
 from utilities.randomness import seed_everything
 
-COLUMNS = ('kind', 'path', 'label', 'suggested_label', 'score', 'neighbour')
+COLUMNS = ('kind', 'path', 'label', 'suggested_label', 'score', 'neighbour', 'note')
 TITLES = {
     'label': 'label: images whose neighbours contradict their label, and the nearest image of the suggested label',
-    'duplicate': 'duplicate: nearly equal images with different labels',
+    'duplicate': 'duplicate: nearly equal images, those with different labels first',
     'class': 'class: the nearest images of two classes that are probably one',
     'outlier': 'outlier: images without near neighbours, and the nearest one',
 }
@@ -53,15 +53,23 @@ def review(photos, run, flags, out):
 
     rows = [{'kind': suspect.kind, 'path': suspect_path(suspect.image), 'label': names[labels[suspect.image]],
              'suggested_label': '' if suspect.suggested is None else names[suspect.suggested],
-             'score': round(suspect.score, 4), 'neighbour': suspect_path(suspect.neighbour)} for suspect in found]
+             'score': round(suspect.score, 4), 'neighbour': suspect_path(suspect.neighbour), 'note': note(suspect)}
+            for suspect in found]
     write_csv(Path(out), rows, COLUMNS)
     counts = ', '.join(f'{sum(suspect.kind == kind for suspect in found):,} {kind}' for kind in suspects.KINDS)
     print(f'{len(labels):,} images of {len(names):,} classes; suspects: {counts}')
+    n_same = sum(note(suspect) != '' for suspect in found)
+    if n_same:
+        print(f'the same image in {n_same:,} of the duplicates')
     sheet = Path(out).with_suffix('.png')
     sheet.unlink(missing_ok=True)                          # an earlier call may have left one
     if found:
         draw(found, places, names[labels], sheet)
         print(f'all: {out}\nthe first of each kind: {sheet}')
+
+
+def note(suspect):
+    return 'same image' if suspect.kind == 'duplicate' and suspect.score == suspects.SAME else ''
 
 
 def embedded(photos, run, flags):
@@ -128,12 +136,12 @@ def labelled(place):
 @plotting.styled
 def draw(found, places, names, file):
     """The first suspects of each kind beside their neighbours, as the network sees them, with their labels."""
-    def tile(index, colour):
-        return pictures.pixels(*places[index]), colour, pictures.short(names[index], 20)
+    def tile(index, colour, below=''):
+        return pictures.pixels(*places[index]), colour, f'{pictures.short(names[index], 20)}\n{below}'.strip()
 
     rows = []
     for kind, title in TITLES.items():
-        pairs = [[tile(suspect.image, plotting.WRONG), tile(suspect.neighbour, plotting.GREY)]
+        pairs = [[tile(suspect.image, plotting.WRONG), tile(suspect.neighbour, plotting.GREY, note(suspect))]
                  for suspect in [suspect for suspect in found if suspect.kind == kind][:N_ROWS.get(kind, 2) * N_PAIRS]]
         rows += [(title if not start else '', sum(pairs[start:start + N_PAIRS], []))
                  for start in range(0, len(pairs), N_PAIRS)]

@@ -1,6 +1,6 @@
 """
-Retrieve_Images.py suspects: images whose neighbours contradict their labels, near-duplicates with different labels,
-classes that are probably one, and outliers.
+Retrieve_Images.py suspects: images whose neighbours contradict their labels, near-duplicates, classes that are probably
+one, and outliers.
 
 - label: the ratio of the mean distances to the nearest images of the image's own class and of all other classes, which
   is the nonconformity of Proedrou et al., Transductive confidence machines for pattern recognition, ECML 2002, Eq. 3.
@@ -31,6 +31,8 @@ N_VOTES = 5                  # nearest images of other classes that vote for the
 LABEL_Z = 2.5                # the modified z-scores above which an image is suspect
 OUTLIER_Z = 3.5
 DUPLICATE = 0.6              # largest distance of near-duplicates, divided by the median distance to the nearest image
+COPY = 0.3                   # within a class, where different photos of one thing are nearer than 0.6
+SAME = 1000                  # highest score of a duplicate: the same image
 MIXED = 0.8                  # the score above which two classes are probably one
 
 
@@ -39,8 +41,8 @@ class Suspect:
     """
     kind:      one of KINDS.
     image:     the index of the image; for a class, of one of its images.
-    suggested: the label that its neighbours suggest; for a duplicate, the label of the other image; for a class, the
-               other class; None for an outlier.
+    suggested: the label that its neighbours suggest; for a duplicate, the label of the other image, which may be the
+               image's own; for a class, the other class; None for an outlier.
     score:     the higher, the more suspicious; comparable within a kind only.
     neighbour: the index of the nearest image with the suggested label; for a duplicate, of the other image; for an
                outlier, of the nearest image.
@@ -71,7 +73,7 @@ def nearest(embeddings, labels):
 
 def find(embeddings, labels):
     """
-    The suspects of each kind, the most suspicious first.
+    The suspects of each kind, the most suspicious first; duplicates within a class follow the others.
 
     Args:
         embeddings: [N, D] float32 tensor.
@@ -86,9 +88,10 @@ def find(embeddings, labels):
     rows, distances = (np.take_along_axis(np.concatenate(pair, axis=1), order, axis=1)
                        for pair in zip(own, others, strict=True))
     labels_of = np.where(others[0] < 0, -1, labels[others[0]])
-    suspects = [*wrong_labels(own[1], *others, labels_of), *duplicates(distances, *others, labels_of),
+    suspects = [*wrong_labels(own[1], *others, labels_of), *duplicates(own, others, labels),
                 *mixed_classes(rows, distances, labels), *outliers(rows, distances)]
-    return sorted(suspects, key=lambda suspect: (KINDS.index(suspect.kind), -suspect.score, suspect.image))
+    return sorted(suspects, key=lambda suspect: (KINDS.index(suspect.kind), suspect.suggested == labels[suspect.image],
+                                                 -suspect.score, suspect.image))
 
 
 def mean(distances):
@@ -126,16 +129,21 @@ def wrong_labels(own, rows, distances, labels_of):
         yield Suspect('label', int(image), int(suggested), float(ratios[image]), int(neighbour))
 
 
-def duplicates(nearest_of_all, rows, distances, labels_of):
-    """Pairs of two classes; the score is the median distance to the nearest image, divided by the pair's distance."""
-    typical = np.median(nearest_of_all[:, 0])
+def duplicates(own, others, labels):
+    """Pairs; the score is the median distance to the nearest image that is not the same, divided by the pair's."""
+    distances = np.concatenate([own[1], others[1]], axis=1)
+    least = np.median(distances[np.isfinite(distances)]) / SAME
+    typical = np.median(np.where(distances > least, distances, np.inf).min(axis=1))
+    if np.isinf(typical):                                                # all embeddings are equal
+        return
     seen = set()
-    for image, column in np.argwhere(distances < DUPLICATE * typical):
-        other = int(rows[image, column])
-        if (other, int(image)) not in seen:
-            seen.add((int(image), other))
-            score = typical / max(distances[image, column], 1e-3 * typical)
-            yield Suspect('duplicate', int(image), int(labels_of[image, column]), float(score), other)
+    for rows, distances, limit in (*others, DUPLICATE), (*own, COPY):
+        for image, column in np.argwhere(distances < limit * typical):
+            other = int(rows[image, column])
+            if (other, int(image)) not in seen:
+                seen.add((int(image), other))
+                score = 1 / max(distances[image, column] / typical, 1 / SAME)
+                yield Suspect('duplicate', int(image), int(labels[other]), float(score), other)
 
 
 def mixed_classes(rows, distances, labels):

@@ -87,23 +87,19 @@ def answer_text(finding):
     return 'open (p > 0.05)'
 
 
-def short_n(finding):
-    """Returns the number of seeds, or of methods if these are what the interval is over."""
-    if finding.question.effect in ('correlations', 'separated'):
-        return f'{finding.contrasts[finding.decisive[0]][0].n} methods'
-    return seeds_text(finding)
-
-
 def seeds_text(finding):
     few, many = min(finding.seeds), max(finding.seeds)
     return f'{few} seeds' if few == many else f'{few} to {many} seeds'
 
 
 def n_text(finding):
-    """Returns short_n() with the seeds of methods, and the number registered if there are more seeds than that."""
-    text, seeds = short_n(finding), seeds_text(finding)
-    if text != seeds:
-        text = f'{text}, {seeds} each'
+    """
+    Returns the number of seeds, or of methods if these are what the interval is over; and the number of seeds that were
+    registered, if there are more.
+    """
+    text = seeds_text(finding)
+    if finding.question.effect in ('correlations', 'separated'):
+        text = f'{finding.contrasts[finding.decisive[0]][0].n} methods, {text} each'
     registered = finding.question.seeds
     return f'{text} ({registered} registered)' if max(finding.seeds) > registered else text
 
@@ -156,14 +152,16 @@ def tables(titles):
     answers, short, of_questions = [], [], {}
     for one in primary:
         title, longer = titles[one.question.name], checks.get(one.question.name + LONGER)
-        bound, p, word = asked(one.question), p_text(one.p), answer_text(one)
-        answers.append([link(title, ''), bound, effect_text(one), p, n_text(one), word, longer_text(longer)])
-        short.append([link(title, RESULTS), bound, short_effect(one), p, short_n(one), word])
+        bound, p = asked(one.question), p_text(one.p)
+        answers.append([link(title, ''), bound, effect_text(one), p, n_text(one), answer_text(one),
+                        longer_text(longer)])
+        short.append([link(title, RESULTS), bound, short_effect(one), p, one.answer])
         of_questions[f'question {one.question.name}'] = question_text(one, longer)
-    heads = ['question', 'asked', 'effect', 'p', 'n', 'answer']
+    heads = ['question', 'asked', 'effect', 'p']
     study = methods.read()
     return of_questions | equality.tables() | published.tables() | {
-        'answers': markdown([*heads, 'with 48 epochs'], answers), 'answers in short': markdown(heads, short),
+        'answers': markdown([*heads, 'n', 'answer', 'with 48 epochs'], answers),
+        'answers in short': markdown([*heads, 'answer'], short),
         'checks': check_table(checks.values()), 'second search': second_search(checks[SECOND_SEARCH]),
         'methods': methods.table(study), 'origins': methods.origins(study),
         'tuned on folds': methods.tuned_table(study)}

@@ -69,9 +69,9 @@ def all_plots(monkeypatch):
     monkeypatch.setitem(PICTURES, 'retrieval', plots.RETRIEVAL)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def inspected(monkeypatch):
-    """The figures that are written in this process; every text of each must lie inside it."""
+    """The figures that this process writes in any test; every text of each must lie inside it."""
     figures, write = [], plotting.write
 
     def inspect(figure, file):

@@ -208,6 +208,8 @@ def test_the_numbers_of_parts_in_the_comparison_are_those_of_the_registries_and_
         'losses': 'losses', 'miners': 'miners', 'samplers': 'batch samplers'}.items()}
     own = {kind: [*published(method_pages.KINDS[kind][1])] for kind in rows}
     assert {kind: len(names) for kind, names in own.items()} == {kind: int(ours) for kind, (ours, _) in rows.items()}
+    sentence = (ROOT / 'README.md').read_text().split('\n\n')[1]
+    assert re.findall(r'\d+', sentence) == [str(len(own[kind])) for kind in ('losses', 'miners', 'samplers')]
     around = {'CrossBatchMemory', 'GenericPairLoss', 'MultipleLosses', 'SelfSupervisedLoss',
               'EmbeddingsAlreadyPackagedAsTriplets'}
     for kind, (_, theirs) in rows.items():
@@ -216,13 +218,14 @@ def test_the_numbers_of_parts_in_the_comparison_are_those_of_the_registries_and_
         assert len([name for name in classes if not re.search('^Base|Mixin$', name)]) == int(theirs), kind
 
 
-def test_the_comparison_of_two_methods(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize('page', ['README.md', 'docs/result_evaluations.md'])
+def test_the_comparison_of_two_methods(page, tmp_path, monkeypatch, capsys):
     """With two of its five seeds."""
     (tmp_path / 'run_scripts').symlink_to(ROOT / 'run_scripts')
     monkeypatch.chdir(tmp_path)
-    done = follow('docs/result_evaluations.md', 'Compare two methods', '--only', '_s0', '_s1', '--workers', '2')
+    done = follow(page, 'Compare two methods', '--only', '_s0', '_s1', '--workers', '2')
     assert done == ['Launch_Runs.py', 'Result_Evaluations.py']
-    assert re.search(r'MS .*\(p [=<] 0\.\d+, n = 2\)', capsys.readouterr().out)
+    assert re.search(r'Triplet Distance .*\(p [=<] 0\.\d+, n = 2\)', capsys.readouterr().out)
 
 
 def test_the_run_with_views(there):
@@ -233,10 +236,12 @@ def test_the_runs_of_the_readme(tmp_path, monkeypatch):
     prepare(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr('sys.argv', ['main.py'])
+    program, *first = next(commands((ROOT / 'README.md').read_text()))
+    assert program == 'main.py' and main.main([*first, *SMALL]) == 0
     run_of_script = ['--dataset', 'cub200', '--source_path', 'Datasets', '--group', 'CUB_Npair', '--seed', '0']
     assert main.main([*run_of_script, *SMALL]) == 0                            # --dry_run trains none
     done = follow('README.md', 'Runs', '--dry_run')
-    assert done == ['main.py', 'Launch_Runs.py', 'Result_Evaluations.py']
+    assert done == ['Launch_Runs.py', 'Result_Evaluations.py', 'main.py']
     assert re.search(r'^Npair & \d', (tmp_path / 'table.tex').read_text(), re.MULTILINE)
 
 

@@ -154,7 +154,7 @@ def plot(found, file):
     axes[0, 3].set_xticklabels(['1st singular value', '2nd'])
     axes[1, 3].set(title=f'R@1 (%), {len(spectra)} seeds', xticks=[0.2, 1.2], ylim=(0, 105))
     axes[1, 3].set_xticklabels(['train', 'test'])
-    axes[0, 3].legend(loc='upper right')
+    figure.legend(*axes[0, 3].get_legend_handles_labels(), loc='outside upper right', ncols=2)
     save(figure, file)
 
 

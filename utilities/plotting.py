@@ -58,17 +58,16 @@ def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
     """
     A figure of rows of framed images, whose longer sides are equal.
 
-    rows: [(title, [(pixels [H, W, 3] uint8, colour of the frame, text below the image or None), ...]), ...].
+    rows: [(title, [(pixels [H, W, 3] uint8, colour of the frame, lines of text below the image or None), ...]), ...].
     breaks: the columns before which the gap is twice as wide; by default after the first image.
     frame, gap: widths, in units of an image's side. A frame of the colour WRONG also has a cross, for readers who do
     not see the colours.
     """
     from matplotlib.patches import Rectangle
     n_columns = max(len(tiles) for _, tiles in rows)
-    has_texts = any(text for _, tiles in rows for _, _, text in tiles)
+    n_lines = max(len((text or '').splitlines()) for _, tiles in rows for _, _, text in tiles)
     width = (n_columns - 1) * (1 + gap) + 1 + (2 + len(breaks)) * gap
-    n_gaps = 3.4 if has_texts else 2.2
-    height = 1 + n_gaps * gap                                # of a row
+    height = 1 + (2.2 + 1.2 * n_lines) * gap                 # of a row
     scale = 2 * COLUMN / width
     figure = new_figure(2 * COLUMN, scale * (len(rows) * height + gap / 2))
     figure.set_layout_engine('none')
@@ -76,7 +75,7 @@ def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
     axes.set_axis_off()
     for row, (title, tiles) in enumerate(rows):
         top = row * height + 1.6 * gap
-        axes.text(-frame, top - 2 * frame, title, fontsize=5.5)
+        fit(axes.text(-frame, top - 2 * frame, title, fontsize=5.5), scale * (width - 2 * gap))
         for column, (image, colour, text) in enumerate(tiles):
             left = column * (1 + gap) + gap * sum(column >= place for place in breaks)
             tall, wide = (side / max(image.shape[:2]) for side in image.shape[:2])
@@ -88,19 +87,31 @@ def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
                 axes.text(x + wide - 0.02, y + 0.02, '×', color='white', fontsize=7, ha='right', va='top', zorder=3,
                           bbox={'facecolor': WRONG, 'linewidth': 0, 'pad': 0.5})
             if text:
-                axes.text(left + 0.5, top + 1 + 1.2 * gap, text, fontsize=4.5, ha='center')
+                below = axes.text(left + 0.5, top + 1 + 0.6 * gap, text, fontsize=4.5, ha='center', va='top')
+                fit(below, scale * (1 + gap / 2))
     return figure
 
 
-def legend_above(axes, n_columns=2):
-    """A legend above the axes, where it covers no curve."""
-    labels = axes.get_legend_handles_labels()[1]
-    axes.legend(loc='lower left', bbox_to_anchor=(0, 1), borderaxespad=0.2, borderpad=0, columnspacing=1,
-                ncols=n_columns if len(labels) > 1 else 1)
+def fit(text, width):
+    """Makes the font of a text of matplotlib smaller where it is wider than `width`, in inches."""
+    given = text.get_window_extent().width / text.figure.dpi
+    if given > width:
+        text.set_fontsize(text.get_fontsize() * width / given)
 
 
-def plain(text):
-    """Text that a figure shows as it is; two dollar signs would otherwise enclose a formula."""
+def legend_above(axes):
+    """A legend above the axes, where it covers no curve, in two columns, or in one if two are wider than the axes."""
+    for n_columns in (2, 1):
+        legend = axes.legend(loc='lower left', bbox_to_anchor=(0, 1), borderaxespad=0.2, borderpad=0, columnspacing=1,
+                             ncols=n_columns)
+        if legend.get_window_extent().width <= axes.get_window_extent().width:
+            return
+
+
+def plain(text, length=None):
+    """Text that a figure shows as it is, cut after `length` characters; two dollar signs would enclose a formula."""
+    if length and len(text) > length:
+        text = text[:length - 1] + '…'
     return text.replace('$', r'\$')
 
 
@@ -121,21 +132,6 @@ def save(figure, file):
     with atomic(Path(file)) as temporary:
         write(figure, temporary)
     return file
-
-
-def reduce(file):
-    """Makes a PNG file several times smaller: half of its width and height, and only its 256 most frequent colours."""
-    with Image.open(file, formats=['PNG']) as image:
-        small = np.asarray(image.reduce(2).convert('RGB'))
-    packed = small.astype(int) @ [1 << 16, 1 << 8, 1]
-    colours, index, counts = np.unique(packed, return_inverse=True, return_counts=True)
-    colours = colours[:, None] >> [16, 8, 0] & 255
-    kept = colours[np.argsort(-counts, kind='stable')[:256]]
-    nearest = np.square(colours[:, None] - kept).sum(axis=2).argmin(axis=1).astype(np.uint8)
-    reduced = Image.fromarray(nearest[index].reshape(packed.shape))
-    reduced.putpalette(kept.astype(np.uint8).tobytes())
-    with atomic(Path(file)) as temporary:
-        reduced.save(temporary, optimize=True)
 
 
 def write(figure, file):

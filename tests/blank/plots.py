@@ -12,7 +12,9 @@ PLOT, RETRIEVAL = curves.plot, PICTURES['retrieval']
 
 
 def blank():
-    return plotting.new_figure(0.1, 0.1)
+    figure = plotting.new_figure(0.1, 0.1)
+    figure.text(0.5, 0.5, '.', fontsize=1)
+    return figure
 
 
 def plot(rows, folder, single=False):

@@ -2,6 +2,7 @@
 import csv
 import functools
 import importlib.util
+import itertools
 import json
 import re
 import sys
@@ -19,7 +20,7 @@ from evaluation.pictures import PICTURES, short
 from records import checkpoint, reading
 from tests.blank.plots import PLOT, RETRIEVAL
 from tests.conftest import draw_classes
-from tests.helpers import ROOT, after_training, folder_of, printed_metrics, rows_of
+from tests.helpers import ROOT, after_training, assert_texts_are_inside, folder_of, printed_metrics, rows_of
 from utilities import plotting
 
 
@@ -60,6 +61,8 @@ def test_the_figure_of_the_curves_has_each_metric_and_each_split_once(monkeypatc
     _, recall, nmi, intra = figure.axes
     assert [len(axes.lines) for axes in figure.axes] == [1, 4, 2, 2]
     assert [text.get_text() for text in recall.texts] == ['1', '4']
+    lower, upper = (text.get_window_extent() for text in recall.texts)       # of lines that end in the same point
+    assert lower.y1 <= upper.y0 < lower.y1 + lower.height
     assert nmi.lines[0].get_xydata().tolist() == [[0, 0], [2, 50]]           # percent
     assert intra.lines[0].get_xydata().tolist() == [[0, 0], [2, 0.5]]
 
@@ -200,6 +203,8 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
     monkeypatch.setitem(PICTURES, 'retrieval', functools.partial(RETRIEVAL, n_queries=2))
     pictures = [name for name in PICTURES if name != 'umap']
     few = draw_classes(tmp_path / 'few' / 'images', 6, 4).parent                    # each image takes time to draw
+    for place in (few / 'images').iterdir():
+        place.rename(place.with_name(f'{place.name} with a name of so many words that a figure cannot show them all'))
     assert run(*quick, '--source_path', few, '--n_epochs', '0', '--pictures', *pictures) == 0
     run_folder, plots = folder_of(tmp_path), folder_of(tmp_path) / 'plots'
     capsys.readouterr()
@@ -225,17 +230,38 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
 
 
 def test_legends_cover_no_curve(all_plots):
-    with matplotlib.rc_context(plotting.STYLE):
-        figure = plotting.new_figure()
-        axes = figure.add_subplot()
-        for name in 'abc':
-            axes.plot([0, 1], [0, 1], label=name)
-        plotting.legend_above(axes)
-        figure.canvas.draw()
-        legend, curves = axes.get_legend().get_window_extent(), axes.get_window_extent()
-    assert curves.y1 <= legend.y0 < legend.y1 <= figure.bbox.y1 and curves.height > 0.5 * figure.bbox.height
+    for n_words, n_rows in (1, 2), (5, 3):
+        with matplotlib.rc_context(plotting.STYLE):
+            figure = plotting.new_figure()
+            axes = figure.add_subplot()
+            for name in 'abc':
+                axes.plot([0, 1], [0, 1], label=' '.join(n_words * [f'{name}name']))
+            plotting.legend_above(axes)
+            assert_texts_are_inside(figure)
+            legend, curves = axes.get_legend().get_window_extent(), axes.get_window_extent()
+        assert len({round(text.get_window_extent().y0) for text in axes.get_legend().texts}) == n_rows
+        assert curves.y1 <= legend.y0 < legend.y1 <= figure.bbox.y1
+        assert curves.height > 0.5 * figure.bbox.height and curves.width > 0.8 * figure.bbox.width
     for file in (ROOT / 'evaluation').glob('*.py'):
         assert not re.findall(r"(?<!figure)\.legend\((?!loc='outside)", file.read_text()), file
+
+
+def test_texts_of_rows_of_images_are_as_wide_as_their_images():
+    image = np.zeros((4, 4, 3), np.uint8)
+    tiles = [(image, plotting.GREY, letter * 20 + '\nsame image') for letter in 'WMWM']
+    figure = plotting.styled(plotting.panel)([('W' * 150, tiles), ('', tiles)])
+    assert_texts_are_inside(figure)
+    title, *below = [text.get_window_extent() for text in figure.axes[0].texts if text.get_text()]
+    assert len(below) == 8 and all(box.y1 < title.y0 for box in below)
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(below) if one.y0 == other.y0)
+
+
+def test_every_figure_is_written_where_the_tests_inspect_it():
+    """Those of Optuna are saved with all of their texts."""
+    saving = {path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.glob('*/*.py')
+              if 'savefig(' in path.read_text() and path.parent.name != 'tests'}
+    assert {*saving} == {'utilities/plotting.py', 'tuning/report.py'}
+    assert "bbox_inches='tight'" in saving['tuning/report.py']
 
 
 def test_what_is_retrieved_is_drawn_once_unless_no_picture_is(quick, run, tmp_path):
@@ -258,9 +284,11 @@ def test_pictures_of_what_has_nothing_to_show():
 
 
 class Images(torch.utils.data.Dataset):
-    """Grey images of 4 classes of 10."""
-    labels, is_query, in_gallery = np.arange(40) // 10, None, None
-    n_classes, class_names = 4, ['$$', 'a$^$b', r'\$x_1$', '$']
+    """Grey images, 10 of each class."""
+
+    def __init__(self, class_names=('$$', 'a$^$b', r'\$x_1$', '$')):
+        self.class_names, self.n_classes = class_names, len(class_names)
+        self.labels, self.is_query, self.in_gallery = np.arange(10 * len(class_names)) // 10, None, None
 
     def __getitem__(self, index):
         return torch.full((3, 4, 4), index / 40), int(self.labels[index]), index
@@ -269,9 +297,30 @@ class Images(torch.utils.data.Dataset):
 @pytest.mark.parametrize('name', ['retrieval', 'classes'])
 def test_names_with_dollars_are_no_formulas(name, tmp_path, all_plots):
     embeddings = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
-    figure = PICTURES[name](evaluation.embedding.Embedded(embeddings, Images()), 0)
-    plotting.save(figure, tmp_path / 'picture.svg')
+    drawn = plotting.styled(PICTURES[name])(evaluation.embedding.Embedded(embeddings, Images()), 0)
+    plotting.styled(plotting.save)(drawn, tmp_path / 'picture.svg')
     assert '<!-- $$ -->' in (tmp_path / 'picture.svg').read_text()
+
+
+@pytest.mark.parametrize('n_classes', [2, 90])
+@pytest.mark.parametrize('letter', ['W', 'Mean value '])
+def test_many_long_names_lie_inside_every_figure(n_classes, letter, opt, tmp_path, all_plots, inspected):
+    embeddings = torch.randn(10 * n_classes, 8, generator=torch.Generator().manual_seed(0))
+    images = Images([f'{letter * 20}{number}' for number in range(n_classes)])
+    pictures = [name for name in PICTURES if name not in ('umap', 'why')]               # why needs a network
+    embedded = evaluation.embedding.Embedded(embeddings, images, norms=embeddings.norm(dim=1).numpy())
+    evaluation.pictures.save(opt(pictures=pictures), embedded, 'test', tmp_path)
+    assert len(inspected) == len(pictures)
+
+
+def test_an_infinite_divergence_is_explained():
+    """Without zeros, the spectrum says the number."""
+    embeddings = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    texts = []
+    for part in (embeddings, embeddings[:, :5] @ torch.ones(5, 8).triu()):
+        figure = PICTURES['spectrum'](evaluation.embedding.Embedded(part, Images()), 0)
+        texts.append(figure.axes[0].get_legend().get_texts()[0].get_text())
+    assert re.fullmatch(r'embeddings, ρ = 0\.\d{3}', texts[0]) and texts[1] == 'embeddings, ρ = ∞, since 3 are 0'
 
 
 def test_equal_embeddings_have_no_picture_on_a_plane_and_those_of_one_dimension_have():

@@ -453,7 +453,8 @@ def test_a_metric_with_an_input_of_its_own_is_computed(monkeypatch):
 def test_the_metric_of_the_documentation_selects_by_its_lowest_value(quick, run, tmp_path, monkeypatch, capsys):
     """docs/extending.md, as printed: registered, recorded, and the best where it is lowest."""
     section = (ROOT / 'docs' / 'extending.md').read_text().partition('\n## A metric\n')[2].partition('\n## ')[0]
-    file, entry = re.findall(r'```python\n(.*?)```', section, re.DOTALL)
+    file, = re.findall(r'```python\n(.*?)```', section, re.DOTALL)
+    entry = '\n'.join(re.findall(r'^\+    (.*)$', section, re.MULTILINE))
     own = types.ModuleType('first_rank')
     exec(file, vars(own))
     for name, metric in eval('{' + entry.strip() + '}', vars(metrics) | {'first_rank': own}).items():

@@ -56,7 +56,9 @@ def test_a_query_prints_writes_and_draws_the_nearest_images(call, index, trained
     assert lines[4].split() == ['2', f'{np.sort(distances[0])[1]:.4f}', found[0]['nearest'][1]['path']]
     picture = np.asarray(Image.open(tmp_path / 'found.png'))
     assert picture.shape[2] == 3 and picture.std() > 30
-    code, out, _ = call('query', index, queries[0], '--k', '2', '--picture', tmp_path / 'found.svg')
+    named = tmp_path / f'{"a photo with a name of many words " * 6}.jpg'
+    shutil.copy(queries[0], named)
+    code, out, _ = call('query', index, named, '--k', '2', '--picture', tmp_path / 'found.svg')
     assert code == 0 and (tmp_path / 'found.svg').read_text().startswith('<?xml')
 
 

@@ -54,6 +54,29 @@ def test_planted_duplicates_cut_classes_and_outliers_are_found():
     assert outlier.image == 200 and outlier.suggested is None
 
 
+@pytest.mark.parametrize('is_doubled', [False, True])
+def test_copies_within_a_class_follow_those_with_other_labels(is_doubled):
+    """Also where each image is there twice, so that the nearest image of all is a copy."""
+    embeddings, labels, random = clusters()
+    rows = [*range(200)] if is_doubled else [5, 7]
+    noise = torch.from_numpy(random.normal(size=32)).float()
+    near = torch.nn.functional.normalize(embeddings[9] + 0.002 * noise, dim=0)
+    copies = torch.cat([embeddings, embeddings[rows], near[None], embeddings[3][None]])
+    own = np.concatenate([labels, labels[rows], labels[[9]], [labels[100]]])
+    found = of_kind(suspects.find(copies, own), 'duplicate')
+    first = found[:1 + is_doubled]                             # the last image has the label of another class
+    assert {frozenset((pair.image, pair.neighbour)) for pair in first} == {
+        frozenset((image, len(own) - 1)) for image in ([3, 203] if is_doubled else [3])}
+    assert [pair.score for pair in first] == [suspects.SAME] * len(first)
+    same = [pair for pair in found if pair.score == suspects.SAME and pair not in first]
+    assert {frozenset((pair.image, pair.neighbour)) for pair in same} == {
+        frozenset((row, 200 + place)) for place, row in enumerate(rows)}
+    others = [pair for pair in found if pair not in first and pair not in same]
+    assert {frozenset((pair.image, pair.neighbour)) for pair in others} == {
+        frozenset((image, len(own) - 2)) for image in ([9, 209] if is_doubled else [9])}
+    assert all(pair.suggested == own[pair.image] and 1 / suspects.COPY < pair.score < suspects.SAME for pair in others)
+
+
 def test_scores_are_those_of_a_brute_force_computation(monkeypatch):
     """Also of classes of one and two images, whose means are of fewer distances, and in several chunks."""
     monkeypatch.setattr(suspects, 'chunks', lambda rows, n, size: np.array_split(rows, 7))
@@ -100,7 +123,7 @@ def rows_of(file):
         return list(csv.DictReader(opened))
 
 
-def test_the_command_writes_a_list_and_a_contact_sheet(tmp_path, capsys):
+def test_the_command_writes_a_list_and_a_contact_sheet(tmp_path, capsys, inspected):
     photos, random = tmp_path / 'photos', np.random.default_rng(0)
     for c, colour in enumerate(random.uniform(40, 215, (8, 3))):
         (photos / f'class_{c:02d}').mkdir(parents=True)
@@ -109,16 +132,26 @@ def test_the_command_writes_a_list_and_a_contact_sheet(tmp_path, capsys):
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(photos / f'class_{c:02d}' / f'{i}.png')
     moved = photos / 'class_00' / 'moved.png'
     (photos / 'class_05' / '2.png').rename(moved)
+    for name in ('class_03', 'class_06'):
+        shutil.copy(photos / 'class_03' / '4.png', photos / name / 'copy.png')
     out = tmp_path / 'found.csv'
     flags = ['--arch', 'conv4_normalize', '--not_pretrained', '--input_size', '24', '--device', 'cpu', '--kernels', '0']
     assert Retrieve_Images.main(['suspects', str(photos), '--out', str(out), *flags]) == 0
-    first, *_ = rows_of(out)
-    assert list(first) == ['kind', 'path', 'label', 'suggested_label', 'score', 'neighbour']
+    copy, first, *rows = rows_of(out)
+    assert (copy['kind'], copy['label'], copy['suggested_label'], copy['note']) == ('label', 'class_06', 'class_03', '')
+    assert list(first) == ['kind', 'path', 'label', 'suggested_label', 'score', 'neighbour', 'note']
     assert (first['kind'], first['path'], first['label']) == ('label', str(moved), 'class_00')
     assert first['suggested_label'] == 'class_05' and f'{photos}/class_05/' in first['neighbour']
     with Image.open(tmp_path / 'found.png') as sheet:
         assert sheet.width > 1500 and np.asarray(sheet).std() > 5
-    assert '64 images of 8 classes; suspects: ' in capsys.readouterr().out
+    same = [row for row in rows if row['note']]
+    assert [(row['label'], row['suggested_label']) for row in same] == [
+        ('class_03', 'class_06'), ('class_03', 'class_06'), ('class_03', 'class_03')]
+    assert {(row['kind'], row['score'], row['note']) for row in same} == {('duplicate', '1000.0', 'same image')}
+    printed = capsys.readouterr().out
+    assert '66 images of 8 classes; suspects: ' in printed and 'the same image in 3 of the duplicates\n' in printed
+    texts = [text.get_text() for text in inspected[0].axes[0].texts]
+    assert texts.count('class 06\nsame image') == 2 and texts.count('class 03\nsame image') == 1
     table = tmp_path / 'table.csv'
     table.write_text('path,label\n' + ''.join(f'{path.relative_to(tmp_path)},{path.parent.name}\n'
                                               for path in sorted(photos.glob('*/*.png'))))
@@ -126,7 +159,7 @@ def test_the_command_writes_a_list_and_a_contact_sheet(tmp_path, capsys):
     assert [row['path'] for row in rows_of(tmp_path / 'again.csv')] == [row['path'] for row in rows_of(out)]
     table.write_text(f'path,label\n{moved},class_00\n')                        # one image has no suspects
     assert Retrieve_Images.main(['suspects', str(table), '--out', str(out), *flags]) == 0
-    assert out.read_text() == 'kind,path,label,suggested_label,score,neighbour\n'
+    assert out.read_text() == 'kind,path,label,suggested_label,score,neighbour,note\n'
     assert not (tmp_path / 'found.png').exists()
 
 
@@ -184,3 +217,22 @@ def test_most_of_5_percent_shuffled_labels_of_grocery_photos_are_found(shared, t
     labels[wrong] = (labels[wrong] + random.integers(1, 41, len(wrong))) % 41
     found = {suspect.image for suspect in of_kind(suspects.find(part.embeddings, labels), 'label')}
     assert len(found & set(wrong)) > max(0.6 * len(wrong), 0.85 * len(found))
+
+
+def test_copies_of_grocery_photos_that_were_saved_again_are_found_and_no_other_pairs(shared, tmp_path):
+    """Of 20 photos of every third product, the first is saved again as a JPEG file of quality 85 in the same folder."""
+    copied = set()
+    for place in sorted((shared / 'data' / 'grocery' / 'images').iterdir())[::3]:
+        (tmp_path / place.name).mkdir()
+        files = sorted(place.glob('*.jpg'))[:20]
+        for file in files:
+            shutil.copy(file, tmp_path / place.name)
+        with Image.open(files[0]) as photo:
+            photo.save(tmp_path / place.name / 'copy.jpg', quality=85)
+        copied.add(frozenset(tmp_path / place.name / name for name in (files[0].name, 'copy.jpg')))
+    part, = review.embed_photos(tmp_path, None, [
+        '--arch', 'mobilenet_v2', '--weights', str(shared / 'weights' / 'mobilenet_v2_imagenet.pth'), '--input_mean',
+        '0.5', '--input_std', '0.5', '--input_size', '96', '--device', 'cpu', '--kernels', '0'])
+    found = of_kind(suspects.find(part.embeddings, part.images.labels), 'duplicate')
+    paths = part.images.paths
+    assert {frozenset((paths[pair.image], paths[pair.neighbour])) for pair in found} == copied

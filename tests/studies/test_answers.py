@@ -314,7 +314,10 @@ def test_asked_p_and_answer_of_the_twelve_questions(file, name):
         question, row = registered()[name], shown[name]
         unit = ' pairs' if name == 'map_at_r' else ''
         assert row['asked'] == ASKED[question['expects']].format(question['margin']) + unit
-        assert row['answer'] == answer(by_interval, p, question), name
+        expected = answer(by_interval, p, question)
+        if file == 'README.md':
+            expected = expected.split()[0]                              # without the reason
+        assert row['answer'] == expected, name
         if p > .1:                                                 # some are from random numbers, and Holm orders them
             assert float(row['p']) == pytest.approx(p, abs=.08), name
         else:
@@ -350,14 +353,11 @@ def test_what_n_counts():
             used = {*methods['of'], *methods.get('against', ())} - {*methods.get('fixed', ())}
             numbers = {len(rows()[data, one]) for one in used}
         seeds = ' to '.join(map(str, sorted({min(numbers), max(numbers)}))) + ' seeds'
-        counted = seeds
         if question['effect'] in ('correlations', 'separated'):
-            counted = f'{len(methods["of"])} methods'
-            seeds = f'{counted}, {seeds} each'
+            seeds = f'{len(methods["of"])} methods, {seeds} each'
         if max(numbers) > question['seeds']:
             seeds = f'{seeds} ({question["seeds"]} registered)'
         assert row['n'] == seeds
-        assert page_rows('README.md', 'answers in short')[name]['n'] == counted
 
 
 def test_what_the_changes_after_the_registration_changed():
