@@ -120,6 +120,7 @@ def test_differences_to_a_baseline(make, evaluate, tmp_path):
     low, high = (bound - c[0] for bound in known.confidence_interval())
     assert code == 0 and 'Holm' not in out and cells(out)['A'][1] == (
         f'{50 * (low + high):+.1f} ± {50 * (high - low):.1f} (p = {known.pvalue:.3f}, one-sample t-test, n = 3 and 1)')
+    assert 'A single run of C counts as known: ' in out
     make('CARS_A', 0, 'cars196')
     code, out, _ = evaluate('--metrics', 'nmi', '--baseline', 'CUB_B')         # which has no runs on the other data set
     assert code == 0 and [bool(cell) for cell in cells(out)['A']] == [True, False, True, True]
