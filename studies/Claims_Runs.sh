@@ -215,4 +215,4 @@ for half in ${HALVES:-A B}; do
         done
     fi
 done
-if [ $n_known -gt 0 ]; then echo "$n_known runs have a row in $rows and are left out" >&2; fi
+if [ $n_known -gt 0 ]; then echo "$n_known runs have a row in $rows and are left out; ROWS=none repeats them" >&2; fi

@@ -1,4 +1,5 @@
 """MAP@R per test class against a loop over the images; runs that have a line are skipped; what is left to run."""
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -101,3 +102,15 @@ def test_runs_that_have_rows_are_left_out(tmp_path):
         'dataset,group,seed,n_folds_of\nomniglot,Claims_Omniglot_B_contrastive_four,1,4\n')
     left = {f'Claims_Omniglot_B_contrastive_four_fold{fold} 1' for fold in range(4)}
     assert set(every) - set(listed('default folds')) == left | {'Claims_Omniglot_A_margin_default 3'}
+
+
+def test_the_commands_of_the_page_list_runs_that_have_rows():
+    page = (CODE / 'docs' / 'results.md').read_text(encoding='utf-8')
+    command = re.search(r"^DATA=Datasets ROWS=none SECTIONS='default .*\n.* --list", page, re.MULTILINE)[0]
+    environment = {'PATH': '/usr/bin:/bin', 'SECTIONS': 'rho'}
+    repeated = subprocess.run(['bash', '-c', command], cwd=CODE, env=environment, capture_output=True, text=True,
+                              check=True)
+    assert len(repeated.stdout.splitlines()) > 600 and 'left out' not in repeated.stderr
+    alone = subprocess.run(['studies/Claims_Runs.sh', '--list'], cwd=CODE, env=environment, capture_output=True,
+                           text=True, check=True)
+    assert not alone.stdout and alone.stderr.endswith('are left out; ROWS=none repeats them\n')
