@@ -128,7 +128,7 @@ def check_table(found):
     rows = [[name, asked(finding.question), shown(finding, one), shown(finding, beside), n_text(finding),
              finding.single_answer(name)] for finding in found for name, (one, beside) in finding.contrasts.items()]
     commands = dict.fromkeys(f'`{finding.question.command}`' for finding in found)
-    return f'{markdown(["contrast", "asked", "MAP@R", "R@1", "n", "answer"], rows)}\n\n{"; ".join(commands)}'
+    return f'{markdown(["contrast", "yes if", "MAP@R", "R@1", "n", "answer"], rows)}\n\n{"; ".join(commands)}'
 
 
 def second_search(finding):
@@ -157,7 +157,7 @@ def tables(titles):
                         longer_text(longer)])
         short.append([link(title, RESULTS), bound, short_effect(one), p, one.answer])
         of_questions[f'question {one.question.name}'] = question_text(one, longer)
-    heads = ['question', 'asked', 'effect', 'p']
+    heads = ['question', 'yes if', 'effect', 'p']
     study = methods.read()
     return of_questions | equality.tables() | published.tables() | {
         'answers': markdown([*heads, 'n', 'answer', 'with 48 epochs'], answers),

@@ -307,13 +307,13 @@ def answer(by_interval, p, question):
 
 
 @pytest.mark.parametrize('file, name', [(program.RESULTS, 'answers'), ('README.md', 'answers in short')])
-def test_asked_p_and_answer_of_the_twelve_questions(file, name):
+def test_the_condition_p_and_answer_of_the_twelve_questions(file, name):
     shown = page_rows(file, name)
     assert shown.keys() == decisions().keys() and len(shown) == 12
     for name, (_, by_interval, p) in decisions().items():
         question, row = registered()[name], shown[name]
         unit = ' pairs' if name == 'map_at_r' else ''
-        assert row['asked'] == ASKED[question['expects']].format(question['margin']) + unit
+        assert row['yes if'] == ASKED[question['expects']].format(question['margin']) + unit
         expected = answer(by_interval, p, question)
         if file == 'README.md':
             expected = expected.split()[0]                              # without the reason
