@@ -9,7 +9,7 @@ from utilities.text_tables import markdown
 ROWS = Path(__file__).parent / 'rows' / 'equality.csv'
 MARGIN = 0.3                                              # points: smaller differences count as equal
 METRICS = {'R@1': 'e_recall@1', 'MAP@R': 'map_at_r'}
-# rows of the tables: groups of the script without Equality_, and what is not the same on both sides
+# rows of the tables: groups of the script without Equality_, and what differs apart from the code
 PEERS = {'contrastive': ('contrastive_ours', 'contrastive_pml', 'nothing (our miner)'),
          'triplet': ('triplet_ours', 'triplet_pml', 'the miner'),
          'triplet, defaults': ('triplet_defaults_ours', 'triplet_defaults_pml', 'the miner and its defaults'),
