@@ -132,9 +132,10 @@ def check_table(found):
 
 
 def second_search(finding):
-    """Returns the sentence on how far the settings of a second search move the results."""
-    moves = ' and '.join(f'{label(name)} by {shown(finding, one)}' for name, (one, _) in finding.contrasts.items())
-    return (f'The settings of a second search, with another seed, move {moves} points of MAP@R ({n_text(finding)}). '
+    """Returns the sentence on how much the settings of a second search change the results."""
+    moves = ' and '.join(f'by {shown(finding, one)} points for {label(name)}'
+                         for name, (one, _) in finding.contrasts.items())
+    return (f'With the settings of a second search, with another seed, MAP@R changes {moves} ({n_text(finding)}). '
             f'No interval on this page includes this variation.')
 
 
