@@ -36,8 +36,8 @@ def add_threshold(parser, default):
 
 def add_suspects(parser):
     parser.add_argument('photos', metavar='PHOTOS_OR_RUN',
-                        help='the images: a folder with one folder per class, a CSV file with the columns path and label, '
-                             'or a run, whose evaluation images are taken')
+                        help='the images: a folder with one folder per class, a CSV file with the columns path and '
+                             'label, or a run, whose evaluation images are taken')
     parser.add_argument('--run', metavar='RUN',
                         help='run folder or checkpoint whose network embeds the photos; by default the pretrained '
                              'backbone of --arch, without an embedding layer')

@@ -230,7 +230,8 @@ def separated(of, metric):
     counts = np.random.default_rng(0).multinomial(n_methods, np.full(n_methods, 1 / n_methods), DRAWS)
     weights = (counts.sum(axis=1) ** 2 - (counts ** 2).sum(axis=1)) / 2             # pairs of different methods
     drawn = np.einsum('di,ij,dj->d', counts, gain, counts) / 2 / np.maximum(weights, 1) * n_pairs
-    return {f'differing pairs (of {n_pairs:.0f}), MAP@R minus R@1': Estimate(float(gain.sum() / 2), n_methods, draws=drawn)}
+    contrast = f'differing pairs (of {n_pairs:.0f}), MAP@R minus R@1'
+    return {contrast: Estimate(float(gain.sum() / 2), n_methods, draws=drawn)}
 
 
 def correlations(of, metric):
