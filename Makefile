@@ -3,6 +3,8 @@ BIN = .venv/bin
 QUICK = tests/test_parameters.py tests/test_configs.py tests/criteria/test_contract.py tests/criteria/test_known_numbers.py \
         tests/batch_mining tests/datasampler/test_samplers.py tests/launching/test_plan.py tests/reports/test_titles.py \
         tests/reports/test_significance.py tests/records/test_columns.py tests/tuning/test_ranges.py
+# bytecode is kept, also where the environment turns it off, since several processes import the same files
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --dist loadfile
 
 .PHONY: help demo test quick docs regress test-device test-slurm test-postgres toy clean
 
@@ -15,11 +17,11 @@ demo: .venv/installed           ## train on letters rendered from fonts for one 
 
 test: .venv/installed-dev       ## ruff and pytest
 	$(BIN)/ruff check .
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -rs --no-loadscope-reorder
 
 quick: .venv/installed-dev      ## ruff, and the tests that a change needs most often, in less than a minute
 	$(BIN)/ruff check .
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile $(QUICK)
+	$(PYTEST) $(QUICK)
 
 docs: .venv/installed .venv/installed-docs      ## build the documentation as a site in site/; make docs SERVE=1 shows it in a browser
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(if $(SERVE),serve,build --clean)

@@ -59,7 +59,8 @@ def select(opt, model, criterion, n_steps=1):
 def build(opt, flag, groups):
     """The optimizer of --optim, --embed_optim or --loss_optim, `flag`, of these parameter groups."""
     name = getattr(opt, flag)
-    own, default = dict(*getattr(opt, f'{flag}_args')), {}
+    own = dict(*getattr(opt, f'{flag}_args'))
+    default = {}
     if device.is_gpu(opt.device) and name in ('adam', 'adamw', 'sgd') and not own.get('foreach'):
         default['fused'] = True                                                        # one kernel
     try:
@@ -150,10 +151,11 @@ def network_groups(opt, model):
 
 def without_decay(opt, model):
     """The names of the parameters of --decay_exclude."""
-    norms = {f'{name}.{parameter}' for name, module in model.named_modules() if 'Norm' in type(module).__name__
-             for parameter, _ in module.named_parameters(recurse=False)}
-    biases = {name for name, _ in model.named_parameters() if name.endswith('bias')}
-    return set().union(*({'norms': norms, 'biases': biases}[kind] for kind in opt.decay_exclude))
+    excluded = {'norms': set(), 'biases': {name for name, _ in model.named_parameters() if name.endswith('bias')}}
+    for name, module in model.named_modules():
+        if 'Norm' in type(module).__name__:
+            excluded['norms'] |= {f'{name}.{parameter}' for parameter, _ in module.named_parameters(recurse=False)}
+    return set().union(*(excluded[kind] for kind in opt.decay_exclude))
 
 
 def as_built(optimizer, state):
@@ -161,7 +163,8 @@ def as_built(optimizer, state):
     The state with the settings of this optimizer, which are those of the flags and the device, and with the memory
     layouts of its parameters. Raises ValueError for the state of another kind of optimizer, or of other parameters.
     """
-    groups, values = [], dict(state['state'])
+    groups = []
+    values = dict(state['state'])
     for saved, own in zip(state['param_groups'], optimizer.param_groups, strict=True):
         if kind_of(saved) != kind_of(own):
             raise ValueError('it is the state of another kind of optimizer')
@@ -224,6 +227,10 @@ def existing_gradients(parameters):
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
+def gradient_or_zeros(tensor):
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
 @torch.no_grad()
 def add_up(parameters, loss):
     """
@@ -234,7 +241,7 @@ def add_up(parameters, loss):
         return
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     exists = loss.new_tensor([parameter.grad is not None for parameter in trained])
-    gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in trained]
+    gradients = [gradient_or_zeros(parameter) for parameter in trained]
     exchange.add_up([*gradients, exists, loss])
     if all(parameter.grad is not None for parameter in trained):       # otherwise the host has to wait for `exists`
         return
@@ -253,8 +260,9 @@ def unscale(scaler, optimizers, norm):
     norm = norm / scaler.scale(torch.ones_like(norm))
     optimizers = [optimizer for optimizer in optimizers if existing_gradients(optimizer_parameters(optimizer))]
     for optimizer in optimizers:
-        # each process's scaler sees only gradients of its own and of one optimizer: NaN tells it of the others
-        existing_gradients(optimizer_parameters(optimizer))[0].add_(norm * 0)
+        # the scaler sees only the gradients of this process and optimizer; if others are not finite, NaN tells it so
+        gradient = existing_gradients(optimizer_parameters(optimizer))[0]
+        gradient.add_(norm * 0)
         scaler.unscale_(optimizer)
     return norm, optimizers
 

@@ -159,11 +159,17 @@ def check(opt, data):
                         '(--test_size, --split_scheme, --use_tv_split)')
     metric, level = evaluation.metric_and_level(opt.storage_metrics[0])
     evaluated = [data.evaluation[name] for name in splits]
-    if (evaluation.parse(metric)[1].needs == 'ranks' and level != 'parent' and opt.eval_reference == 'self'
-            and all(datasets.splits.lone_queries(images, images.groups if level == 'across' else None)
-                    == images.n_queries for images in evaluated)):
+    needs = evaluation.parse(metric)[1].needs
+    if (needs == 'ranks' and level != 'parent' and opt.eval_reference == 'self'
+            and not any(has_positives(images, level) for images in evaluated)):
         raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
                         f'positive; {needed_for_retrieval(evaluated, level)}')
+
+
+def has_positives(images, level):
+    """Whether any query of an ImageSet has a positive in its gallery; at the level across, one of another group."""
+    groups = images.groups if level == 'across' else None
+    return datasets.splits.lone_queries(images, groups) < images.n_queries
 
 
 def needed_for_retrieval(evaluated, level):
@@ -280,7 +286,8 @@ def load_teacher(opt, size):
     takes images of another size than `size`.
     """
     try:
-        own, states = configuration.parse(['--evaluate', opt.distill]), checkpoint.load(checkpoint.find(opt.distill))
+        own = configuration.parse(['--evaluate', opt.distill])
+        states = checkpoint.load(checkpoint.find(opt.distill))
     except UserError as error:
         raise UserError(f'--distill: {error}') from None
     require_possible(own, f'--distill {opt.distill}', states)

@@ -13,6 +13,7 @@ Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup, 2021, h
 """
 import functools
 import itertools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ import criteria
 import optimization
 from architectures import batch_norm
 from evaluation.embedding import embed_batch, network_outputs
-from optimization import existing_gradients, optimizer_parameters
+from optimization import existing_gradients, gradient_or_zeros, optimizer_parameters
 from utilities import device, exchange, processes
 from utilities.errors import UserError
 from utilities.loading import network_input
@@ -48,8 +49,8 @@ class TrainingStep:
         self.optimizers = [parts.optimizer, *parts.further_optimizers().values()]
         self.of_network = [*self.model.parameters()]
         of_network = {*self.of_network}
-        self.of_criterion = [parameter for optimizer in self.optimizers for parameter in optimizer_parameters(optimizer)
-                             if parameter not in of_network]
+        trained = [parameter for optimizer in self.optimizers for parameter in optimizer_parameters(optimizer)]
+        self.of_criterion = [parameter for parameter in trained if parameter not in of_network]
         self.counted = {}
         self.has_begun = False
         # beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has its own graph,
@@ -93,7 +94,7 @@ class TrainingStep:
         process embeds the batch at once, they have their graph. Otherwise they are leaves, whose gradient backward()
         hands on; processes other than process 0 have zeros in their place.
         """
-        pieces = images.tensor_split(-(-len(images) // (self.opt.micro_bs or len(images))))
+        pieces = images.tensor_split(math.ceil(len(images) / (self.opt.micro_bs or len(images))))
         self.pieces = []
         if len(pieces) == processes.count() == 1:
             return self.forward(images) | self.costly(images)
@@ -107,8 +108,8 @@ class TrainingStep:
         with torch.set_grad_enabled(len(pieces) == 1):             # the graph of a process's only piece is kept
             rows = torch.cat([self.rows(*piece) for piece in self.pieces])
         self.kept = rows if rows.requires_grad else None
-        costly = [self.costly(piece) for piece in pieces]
-        costly = {name: torch.cat([found[name] for found in costly]) for name in costly[0]}
+        found = [self.costly(piece) for piece in pieces]
+        costly = {name: torch.cat([of_piece[name] for of_piece in found]) for name in found[0]}
         own = torch.cat([rows.detach(), *(output.flatten(1) for output in costly.values())], dim=1)
         whole = exchange.gathered(own[:part.stop - part.start], self.size)       # without the dummy image
         if whole is None:
@@ -170,8 +171,7 @@ class TrainingStep:
 
     def backward_pieces(self, outputs):
         """Hands the gradient of the whole batch's `outputs` on to the network, and joins its running statistics."""
-        gradients = [torch.zeros_like(output) if output.grad is None else output.grad for output in outputs]
-        gradient = torch.cat([part.flatten(1) for part in gradients], dim=1)
+        gradient = torch.cat([gradient_or_zeros(output).flatten(1) for output in outputs], dim=1)
         part = exchange.part(self.size)
         gradient = exchange.returned(gradient, gradient[part], self.size)
         sizes = [len(piece) for piece, _ in self.pieces]

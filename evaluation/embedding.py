@@ -4,6 +4,7 @@ embed_batch() says how images are embedded wherever nothing is trained; embed() 
 """
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,8 +52,8 @@ def embed_batch(network, images, views=()):
     outputs = network_outputs(network, images)
     further = [view for view in views if view != 1]
     for view in further:
-        outputs = [total + own for total, own in zip(outputs, network_outputs(network, seen(images, view, network)),
-                                                     strict=True)]
+        of_view = network_outputs(network, seen(images, view, network))
+        outputs = [total + own for total, own in zip(outputs, of_view, strict=True)]
     return [total / (1 + len(further)) for total in outputs]
 
 
@@ -116,9 +117,11 @@ def embed(opt, model, images, name, features=False, autocast=None):
         if embeddings is None:
             embeddings = torch.empty(len(images), embedded.shape[1], device=device)
             norms = torch.empty(len(images), 1, device=device)
-        embeddings[rows], norms[rows] = embedded, norm
+        embeddings[rows] = embedded
+        norms[rows] = norm
     if processes.connected():
-        embeddings, norms = (exchange.completed(part, batches, len(images), device) for part in (embeddings, norms))
+        embeddings = exchange.completed(embeddings, batches, len(images), device)
+        norms = exchange.completed(norms, batches, len(images), device)
     bad = ~embeddings.isfinite().all(dim=1)
     if bad.any():
         raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite; the first '
@@ -133,8 +136,8 @@ def independent_of_batch(opt, model, images):
     Two batches are compared: the last images in reversed order, and images from the whole set.
     """
     model.eval()
-    n_pieces = -(-opt.bs // (opt.micro_bs or opt.bs))
-    size = -(-opt.bs // n_pieces)
+    n_pieces = math.ceil(opt.bs / (opt.micro_bs or opt.bs))
+    size = math.ceil(opt.bs / n_pieces)
     batches = [(torch.arange(size).flip(0) - size) % len(images), torch.linspace(0, len(images) - 1, size).long()]
     loader = Loader(images, batch_sampler=[batch.tolist() for batch in batches], generator=torch.Generator())
     return all(torch.equal(model(network_input(batch, opt.device))[1].cpu(), Batch(images, indices).features(model))

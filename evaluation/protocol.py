@@ -73,16 +73,17 @@ def compute_metrics(opt, embedded, splits, metrics):
             labels = level_labels(part.images, level)
             embeddings, labels = without_distractors(part.embeddings, labels, part.images)
             names = [name for name in metrics if is_computed(name, level)]
+            draws = (opt.eval_draws, opt.eval_draw_size) if level == 'draws' else None
             values = compute(names, embeddings, labels, seed=opt.seed, ranking=part.ranking, pool=pool,
-                             n_bootstrap=opt.bootstrap,
-                             draws=(opt.eval_draws, opt.eval_draw_size) if level == 'draws' else None)
+                             n_bootstrap=opt.bootstrap, draws=draws)
             row |= {Column(split, name, level).name: value for name, value in values.items()}
     return row
 
 
 def levels(opt):
     """The levels of --eval_level, and with --eval_draws the level `draws`."""
-    return [*opt.eval_level, *(['draws'] if opt.eval_draws else [])]
+    draws = ['draws'] if opt.eval_draws else []
+    return [*opt.eval_level, *draws]
 
 
 def is_computed(metric, level):
@@ -239,8 +240,12 @@ def storage_metrics(opt):
     """The --storage_metrics; without the level class, metrics that name no level get the first --eval_level."""
     if 'class' in opt.eval_level:
         return opt.storage_metrics
-    return [name if metric_and_level(name)[1] != 'class' else Column('', name, opt.eval_level[0]).at_split
-            for name in opt.storage_metrics]
+    names = []
+    for name in opt.storage_metrics:
+        if metric_and_level(name)[1] == 'class':
+            name = Column('', name, opt.eval_level[0]).at_split
+        names.append(name)
+    return names
 
 
 def check_metrics(opt):

@@ -123,7 +123,8 @@ class Checkpoint:
             except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
                 if replaceable:
                     part.load_state_dict(before)             # some of its parts may have fitted
-                    fresh.append("the sampler's memory bank" if name == 'storage' else name)
+                    words = "the sampler's memory bank" if name == 'storage' else name
+                    fresh.append(words)
                     continue
                 raise UserError(f'--resume {self.folder}: its {name} does not fit the flags given now: '
                                 f'{" ".join(str(error).split())[:200]}') from None
@@ -144,7 +145,8 @@ class Checkpoint:
 
 def without_state_of(module, optimizer, state):
     """The state dict of an optimizer without what it holds for the parameters of a module that starts fresh."""
-    own, kept = {*module.parameters()}, dict(state['state'])
+    own = {*module.parameters()}
+    kept = dict(state['state'])
     for saved, group in zip(state['param_groups'], optimizer.param_groups, strict=True):
         for number, parameter in zip(saved['params'], group['params'], strict=True):
             if parameter in own:
@@ -209,9 +211,12 @@ def is_valid_state(value):
     return isinstance(value, dict) and all(isinstance(name, str) for name in value)
 
 
+def is_row(value):
+    return is_valid_state(value) and all(isinstance(text, str) for text in value.values())
+
+
 def are_rows(value):
-    return isinstance(value, list) and all(is_valid_state(row) and all(isinstance(text, str) for text in row.values())
-                                           for row in value)
+    return isinstance(value, list) and all(map(is_row, value))
 
 
 # the form that each part of a checkpoint must have

@@ -57,7 +57,9 @@ def parse(name):
     if split not in SPLITS or not rest or name == LOSS:
         return None
     level, _, metric = rest.partition('_')
-    return Column(split, metric, level) if level in LEVELS[1:] and metric else Column(split, rest)
+    if level in LEVELS[1:] and metric:
+        return Column(split, metric, level)
+    return Column(split, rest)
 
 
 def has_split(name):
@@ -109,7 +111,9 @@ def step_mean_column(name):
     ('step_grad_norm', None, None)
     >>> parse('step_grad_norm')
     """
-    return None if name == LOSS or not name.startswith('train_') else STEP + name.removeprefix('train_')
+    if name == LOSS or not name.startswith('train_'):
+        return None
+    return STEP + name.removeprefix('train_')
 
 
 def interval(name):

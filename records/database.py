@@ -27,6 +27,7 @@ class Database:
     def add(self, rows, spectra):
         """Stores rows of further epochs."""
         with self.connection as connection:
+            connection.execute('BEGIN')                        # otherwise each new column would be stored by itself
             known = {column[1] for column in connection.execute('PRAGMA table_info(log)')}
             for row in map(numbers, rows):
                 for name in [name for name in row if name not in known]:
@@ -34,9 +35,10 @@ class Database:
                 known |= row.keys()
                 connection.execute(f'INSERT INTO log ({", ".join(map(quoted, row))}) VALUES '
                                    f'({", ".join("?" * len(row))})', list(row.values()))
-            connection.executemany('INSERT INTO spectrum VALUES (?, ?, ?, ?)', (
-                (int(row['epoch']), row['split'], int(name), None if math.isnan(float(text)) else float(text))
-                for row in spectra for name, text in row.items() if name.isdigit() and text))
+            for row in spectra:
+                values = [(int(row['epoch']), row['split'], int(name), float(text)) for name, text in row.items()
+                          if name.isdigit() and text]
+                connection.executemany('INSERT INTO spectrum VALUES (?, ?, ?, ?)', values)        # NaN becomes NULL
 
     def close(self):
         self.connection.close()

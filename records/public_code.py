@@ -44,15 +44,19 @@ def read(path):
         raise UserError(f'{path}: {error.strerror or error}') from None
     except Exception as error:  # the unpickler raises anything on a broken file
         raise UserError(f'{path}: not a checkpoint of the public code but {describe_kind(path, error)}') from None
-    weights, opt = (states.get(name) if isinstance(states, dict) else None for name in ('state_dict', 'opt'))
+    entries = states if isinstance(states, dict) else {}
+    weights = entries.get('state_dict')
+    opt = entries.get('opt')
     if not isinstance(opt, argparse.Namespace) or not isinstance(weights, dict):
         raise UserError(f'{path}: not a checkpoint of the public code: expected the entries state_dict (its '
                         'weights) and opt (its flags)')
     settings = {name: value for name, value in vars(opt).items() if name not in NOT_TAKEN}
     if Path(str(settings.get('source_path'))).name == settings.get('dataset'):
         settings['source_path'] = str(Path(settings['source_path']).parent)          # there, the data set's own folder
-    epoch = settings.pop('epoch', -1)                                                # there, counted from 0
-    return {'settings': settings, 'epoch': epoch + 1 if isinstance(epoch, int) else epoch, 'model': renamed(weights)}
+    epoch = settings.pop('epoch', -1)
+    if isinstance(epoch, int):
+        epoch += 1                                                                   # there, counted from 0
+    return {'settings': settings, 'epoch': epoch, 'model': renamed(weights)}
 
 
 def unpickled(path):

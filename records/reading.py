@@ -164,7 +164,8 @@ def read_summary(file, n_epochs=None):
     """
     summary = loaded_summary(file)
     finished = summary.get('finished', False) and summary.get('n_epochs', n_epochs) == n_epochs
-    return finished, (summary.get('last_epoch') or {'epoch': -1})['epoch']
+    last = summary.get('last_epoch') or {'epoch': -1}
+    return finished, last['epoch']
 
 
 def loaded_summary(file):
@@ -173,8 +174,8 @@ def loaded_summary(file):
         return {}
     try:
         summary = json.loads(file.read_text(encoding='utf-8'))
-        last = (summary['last_epoch'] or {'epoch': -1})['epoch']
-        is_whole = isinstance(summary['finished'], bool) and isinstance(last, int)
+        last = summary['last_epoch']
+        is_whole = isinstance(summary['finished'], bool) and (not last or isinstance(last['epoch'], int))
     except OSError as error:
         raise UserError(f'{file}: {error.strerror}; copy it again, or leave the run out') from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

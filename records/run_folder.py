@@ -108,7 +108,8 @@ def places(folder):
 def require_same_data(folder, description):
     """Raises UserError where the run began with other data, other splits, or another file of --splits."""
     config = read(folder)
-    ours, before = (part.get('splits_file', {}).get('hash') for part in (description, config))
+    ours = description.get('splits_file', {}).get('hash')
+    before = config.get('splits_file', {}).get('hash')
     if ours != before:
         raise UserError(f'--resume {folder}: the content of the --splits file (hash {ours}) is not the content that '
                         f'the run began with (hash {before}); give that file')
@@ -121,7 +122,8 @@ def require_same_data(folder, description):
 def file_checksum(place):
     """The beginning of the SHA-256 hash of a file, or of a run folder's last checkpoint; None where there is none."""
     file = Path(place or '/')
-    file = file / LAST if file.is_dir() else file
+    if file.is_dir():
+        file = file / LAST
     return file_hash(file)[:16] if file.is_file() else None
 
 
@@ -245,7 +247,8 @@ def versions():
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found |= {'cuda': torch.version.cuda} if torch.cuda.is_available() else {}
+    if torch.cuda.is_available():
+        found['cuda'] = torch.version.cuda
     return found | {'processor': machine.processor(), 'instructions': torch.backends.cpu.get_cpu_capability(),
                     'threads': torch.get_num_threads()}
 

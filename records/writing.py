@@ -49,8 +49,8 @@ class Records:
 
     def pass_on(self, epoch, scalars, spectra):
         """Gives an epoch's values, under their names in log.csv, to the backends that do not have this epoch yet."""
-        scalars, spectra = ({columns.at_backend(name): value for name, value in part.items() if value is not None}
-                            for part in (scalars, spectra))
+        scalars = named_for_backends(scalars)
+        spectra = named_for_backends(spectra)
         for backend in list(self.backends):
             if epoch > backend.last:
                 self.try_to(backend, backend.log, epoch, scalars, spectra)
@@ -109,8 +109,7 @@ class Records:
         statistics = {columns.step_mean_column(name): value for name, value in trained.items()
                       if self.opt.tuple_statistics and columns.step_mean_column(name)}
         rows = [{name: as_text(value) for name, value in (row | statistics).items()}]
-        vectors = [{'epoch': str(epoch), 'split': columns.parse(name).split}
-                   | {str(i): as_text(value) for i, value in enumerate(values.tolist(), start=1)}
+        vectors = [{'epoch': str(epoch), 'split': columns.parse(name).split} | numbered(values)
                    for name, values in spectra.items()]
         self.database.add(rows, vectors)
         self.rows = self.rows + rows                         # new lists: Checkpoint.records keeps the old ones
@@ -150,6 +149,15 @@ def progress(epoch, trained, evaluated, storage_metrics):
         if name in evaluated:
             parts.append(f'{name} {evaluated[name]:.4f}')
     return '  '.join([*parts, f'{trained["seconds"]:.1f} s'])
+
+
+def named_for_backends(values):
+    return {columns.at_backend(name): value for name, value in values.items() if value is not None}
+
+
+def numbered(values):
+    """Singular values, an array -> their columns in spectrum.csv."""
+    return {str(i): as_text(value) for i, value in enumerate(values.tolist(), start=1)}
 
 
 def singular_values(row):

@@ -44,10 +44,11 @@ def pytest_xdist_auto_num_workers():
 
 
 # The files that take longest. They begin first, so that at the end no process is left alone with one of them.
-LONGEST = ('test_edits.py', 'test_training_step.py', 'test_reliability.py', 'test_processes.py', 'test_folds.py',
-           'test_search.py', 'test_optimize.py', 'test_resume.py', 'test_slurm.py', 'test_main.py', 'test_extending.py',
-           'test_local.py', 'test_docs.py', 'test_ensembles.py', 'test_several_processes.py', 'test_backends.py',
-           'test_auto_resume.py')
+LONGEST = ('test_training_step.py', 'test_reliability.py', 'test_processes.py', 'test_search.py', 'test_hubconf.py',
+           'test_export.py', 'test_resume.py', 'test_main.py', 'test_edits.py', 'test_folds.py', 'test_rectangular.py',
+           'test_kept_features.py', 'test_optimize.py', 'test_ensembles.py', 'test_backends.py', 'test_docs.py',
+           'test_embedding.py', 'test_slurm.py', 'test_several_processes.py', 'test_auto_resume.py',
+           'test_extending.py')
 
 
 def pytest_collection_modifyitems(items):

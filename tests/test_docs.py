@@ -223,7 +223,9 @@ def test_the_comparison_of_two_methods(page, tmp_path, monkeypatch, capsys):
     """With two of its five seeds."""
     (tmp_path / 'run_scripts').symlink_to(ROOT / 'run_scripts')
     monkeypatch.chdir(tmp_path)
-    done = follow(page, 'Compare two methods', '--only', '_s0', '_s1', '--workers', '2')
+    small = [*SMALL, '--iterations_per_epoch', '4', '--test_size', '0.1', '--evaluation_metrics', 'e_recall@1',
+             'map_at_r']
+    done = follow(page, 'Compare two methods', '--only', '_s0', '_s1', '--workers', '2', small=small)
     assert done == ['Launch_Runs.py', 'Result_Evaluations.py']
     assert re.search(r'Triplet Distance .*\(p [=<] 0\.\d+, n = 2\)', capsys.readouterr().out)
 

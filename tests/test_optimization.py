@@ -302,11 +302,12 @@ def test_a_resumed_run_ends_as_if_never_stopped(flags, quick, run, tmp_path):
 
 def test_the_state_of_each_optimizer_is_taken_over_by_those_that_can_step_with_it_and_refused_by_the_others():
     """By parameters of one and two dimensions; the optimizer itself goes on as if it had not stopped."""
+    parsed = {name: configuration.parse(['--optim', name]) for name in optimization.OPTIMIZERS}
+
     def begun(name, n_dims):
         parameter = torch.nn.Parameter(torch.ones((3,) * n_dims))
-        parsed = configuration.parse(['--optim', name])
-        parsed.device = torch.device('cpu')
-        optimizer = optimization.build(parsed, 'optim', [{'params': [parameter], 'lr': .1, 'weight_decay': .1}])
+        parsed[name].device = torch.device('cpu')
+        optimizer = optimization.build(parsed[name], 'optim', [{'params': [parameter], 'lr': .1, 'weight_decay': .1}])
         return parameter, optimizer
 
     def step(parameter, optimizer):

@@ -11,7 +11,7 @@ from PIL import Image
 
 import retrieval
 from records import checkpoint
-from tests.helpers import folder_of, printed_metrics
+from tests.helpers import folder_of, printed_metrics, with_blocks
 from utilities.errors import UserError
 
 pretrainedmodels = pytest.importorskip('pretrainedmodels')
@@ -106,6 +106,7 @@ def test_the_network_gives_the_embeddings_of_theirs(arch, legacy, tmp_path, monk
 
 
 def test_it_is_evaluated_starts_a_run_and_teaches_one(patterns, quick, run, tmp_path, monkeypatch, capsys):
+    with_blocks(monkeypatch, [1, 1, 1, 1])                   # instead of 3, 4, 6 and 3, in their network, too
     path, network = theirs(tmp_path, monkeypatch)
     here = ['--source_path', patterns, '--input_size', '32', '--device', 'cpu']
     assert run('--evaluate', path, *here) == 0
@@ -123,7 +124,7 @@ def test_it_is_evaluated_starts_a_run_and_teaches_one(patterns, quick, run, tmp_
     pretrained = checkpoint.load(folder_of(tmp_path, 'pretrained_s1') / checkpoint.LAST)['model']
     assert all(value.equal(state[name]) == (not name.startswith('f_embed')) for name, value in pretrained.items())
     assert state['f_embed.weight'].equal(network.model.last_linear.weight)
-    assert state['backbone.layer3.2.bn1.running_var'].equal(network.model.layer3[2].bn1.running_var)
+    assert state['backbone.layer3.0.bn1.running_var'].equal(network.model.layer3[0].bn1.running_var)
     assert run(*quick, '--input_size', '32', '--embed_dim', '5', '--n_epochs', '1', '--iterations_per_epoch', '1',
                '--evaluation_metrics', 'e_recall@1', '--distill', path, '--group', 'taught') == 2
     assert 'takes images of 224 pixels' in capsys.readouterr().err

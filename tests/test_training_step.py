@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
+from torch._inductor import cpu_vec_isa
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import architectures
@@ -324,9 +325,13 @@ def test_the_trace_of_skipped_steps():
 
 
 @pytest.fixture
-def compiler():
-    """Begins without the graphs of other tests, since torch compiles a function for eight kinds of input at most."""
+def compiler(monkeypatch):
+    """
+    Begins without the graphs of other tests, since torch compiles a function for eight kinds of input at most. The C++
+    has no vector instructions: torch would compile a program for each kind of them to see which the processor has.
+    """
     torch.compiler.reset()
+    monkeypatch.setattr(cpu_vec_isa, 'valid_vec_isa_list', list)
     with inductor.patch(compile_threads=1):                            # others are processes that import torch
         try:
             device.check_compiler(CPU)

@@ -47,14 +47,16 @@ class Parser(argparse.ArgumentParser):
     def refuse_habits(self, arguments):
         """Raises UserError for a list in brackets, such as `[30, 55]`, and for a ~ that no shell has replaced."""
         values = {}                                                           # {flag as it is given: its values}
+        flag = None
         for argument in arguments:
             if argument.startswith('--'):
-                argument, _, value = argument.partition('=')
-                values[argument] = [value] if value else []
-            elif values:
-                values[[*values][-1]].append(argument)
+                flag, _, value = argument.partition('=')
+                values[flag] = [value] if value else []
+            elif flag is not None:
+                values[flag].append(argument)
         for flag, given in values.items():
-            action, text = self._option_string_actions.get(flag), ' '.join(given)
+            action = self._option_string_actions.get(flag)
+            text = ' '.join(given)
             if action is not None and text.startswith('~/'):
                 raise UserError(f'{flag} {shortened(text)}: ~ is not replaced by the home folder here; give the whole '
                                 f'path, or let the shell replace it: {flag} ~/..., without = and quotes')
@@ -167,7 +169,8 @@ class SizeOfImages(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
         if len(values) > 2:
             raise argparse.ArgumentError(self, f'expected one number, or height and width, not {shown(values)}')
-        setattr(namespace, self.dest, values[0] if len({*values}) == 1 else values)
+        size = values[0] if len({*values}) == 1 else values
+        setattr(namespace, self.dest, size)
 
 
 REAL = number(float)

@@ -14,15 +14,18 @@ def select(opt):
     --device and --gpu -> the torch.device of this process. `auto`: an NVIDIA GPU if available, else an Apple GPU, else
     the CPU. Where a run has several processes on a machine, each takes one index of --gpu, by default its own number.
     """
-    here, indices = processes.local_count(), opt.gpu
+    here = processes.local_count()
+    indices = opt.gpu
     if (here > 1 or len(indices) > 1) and 'gpu' not in opt.given:          # --gpu may come from a run folder
         indices = range(here)
     if len(indices) != here or len(set(indices)) < here:
+        are = 'is one' if here == 1 else f'are {here}'
         raise UserError(f'--gpu {" ".join(map(str, indices))}: a run uses one GPU for each of its processes, and there '
-                        f'{"is one" if here == 1 else f"are {here}"} on this machine')
+                        f'{are} on this machine')
     kind = accelerator()
     if opt.device in ('auto', 'cuda') and kind:
-        index, gpus = indices[processes.local_rank()], torch.get_device_module(kind)
+        index = indices[processes.local_rank()]
+        gpus = torch.get_device_module(kind)
         if index >= gpus.device_count():
             raise UserError(f'--gpu {index}: this machine has {gpus.device_count()} GPU(s), numbered from 0')
         gpus.set_device(index)            # for NCCL, pinned memory and compiled kernels

@@ -178,8 +178,9 @@ def reported(script):
     out, and 130 after Ctrl-C. The sentence of the error is printed. Any other exception keeps its traceback.
     """
     end = SimpleNamespace(code=0)
+    needs_less = 'a smaller --bs needs less' if script == 'Retrieve_Images.py' else NEEDS_LESS
     try:
-        with explained('a smaller --bs needs less' if script == 'Retrieve_Images.py' else NEEDS_LESS):
+        with explained(needs_less):
             yield end
     except UserError as error:
         print(f'{script}: error: {error}', file=sys.stderr)
@@ -192,9 +193,9 @@ def reported(script):
     except (OSError, sqlite3.OperationalError) as error:
         if not is_disk_error(error):
             raise
-        known = error if isinstance(error, Unwritable) else Unwritable(
-            getattr(error, 'filename', None) or 'an output', error)
-        print(f'{script}: error: {known}', file=sys.stderr)
+        if not isinstance(error, Unwritable):
+            error = Unwritable(getattr(error, 'filename', None) or 'an output', error)
+        print(f'{script}: error: {error}', file=sys.stderr)
         end.code = 2
     except KeyboardInterrupt:
         end.code = 130

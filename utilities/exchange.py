@@ -13,7 +13,9 @@ def bounds(n):
 
 def part(n):
     """The slice of a batch of n images that this process embeds; it may be empty, but not in process 0."""
-    return slice(*bounds(n)[processes.rank():][:2])
+    rank = processes.rank()
+    start, stop = bounds(n)[rank:rank + 2]
+    return slice(start, stop)
 
 
 def gathered(own, n):
@@ -64,7 +66,8 @@ def completed(rows, batches, n_rows, device):
     rows:    [n_rows, W], of which only the own batches' rows are filled in; None in a process without batches.
     batches: the batches of each process, as loading.evaluation_batches gives them.
     """
-    width = torch.tensor([0 if rows is None else rows.shape[1]])
+    own_width = 0 if rows is None else rows.shape[1]
+    width = torch.tensor([own_width])
     dist.all_reduce(width, dist.ReduceOp.MAX)
     if rows is None:
         rows = torch.empty(n_rows, int(width), device=device)

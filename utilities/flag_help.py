@@ -126,7 +126,9 @@ def page(parser, words=()):
     if not words:
         return front(parser)
     titles = [group.title.lower() for group in parser._action_groups]
-    words = [' '.join(words)] if ' '.join(words).lower() in titles else words
+    phrase = ' '.join(words)
+    if phrase.lower() in titles:
+        words = [phrase]
     return '\n'.join(about(parser, word) for word in words)
 
 
@@ -178,11 +180,12 @@ def about(parser, word):
         formatter.start_section(f'{kind} with "{word}"')
         formatter.add_text(', '.join(rest))
         formatter.end_section()
-    of_commands = [(command, [action for action in command._actions if holds(action, word)]) for command in commands]
-    for command, own in of_commands:
+    for command in commands:
+        own = [action for action in command._actions if holds(action, word)]
         if own:
             section(formatter, command.prog, own)
-    if not (explained or found or others or any(own for _, own in of_commands)):
+            found = True
+    if not (explained or found or others):
         raise UserError(f'--help {word}: no flag, method or group matches{similar(parser, word)}')
     return formatter.format_help()
 

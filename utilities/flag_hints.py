@@ -64,8 +64,8 @@ def unknown(name, known):
         return '; ~BAYESIAN~ is of powerful-benchmarker; here, Hyperparameter_Search.py tunes flags'
     if '~' in name:
         own = name.partition('~')[0]
-        return ('; ~ is of powerful-benchmarker, and here a later value replaces an earlier one anyway'
-                + ('' if own in known else unknown(own, known)))
+        hint = '; ~ is of powerful-benchmarker, and here a later value replaces an earlier one anyway'
+        return hint if own in known else hint + unknown(own, known)
     if name.startswith('config_'):
         return '; here --config FILE; --reproduce_results FOLDER takes the files of powerful-benchmarker'
     plain = name.replace('-', '_').lower()

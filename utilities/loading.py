@@ -58,7 +58,11 @@ def ignore_lost_connections(worker):
     Prints no error in a data worker if the main process, because it is stopped, breaks off a connection through which
     it takes a batch: a thread of the worker would print it. Errors of the data set reach the main process another way.
     """
-    sys.excepthook = lambda kind, *error: issubclass(kind, (OSError, EOFError)) or sys.__excepthook__(kind, *error)
+    def print_unless_lost(kind, *error):
+        if not issubclass(kind, (OSError, EOFError)):
+            sys.__excepthook__(kind, *error)
+
+    sys.excepthook = print_unless_lost
 
 
 @dataclass
@@ -148,7 +152,7 @@ class TrainingLoader:
         """
         self.n_epochs += 1
         sampled = processes.run_on_rank_zero(self.sampled, epoch)
-        self.whole = [[(index, seed) for index, seed in batch] for batch in sampled]
+        self.whole = [[*map(tuple, batch)] for batch in sampled]             # other processes than 0 get lists of two
         kept = getattr(self.dataset, 'kept', None)
         if kept and kept.suffice(self.dataset, kept.networks[0]):
             return Unloaded(self.dataset, [[index for index, _ in batch] for batch in self.whole])
@@ -176,9 +180,13 @@ class TrainingLoader:
         if hasattr(self.sampler, 'set_epoch'):
             self.sampler.set_epoch(epoch)
         n_batches = self.opt.iterations_per_epoch or len(self.sampler)
-        batches = itertools.islice(itertools.chain.from_iterable(itertools.repeat(self.sampler)), n_batches)
+        endless = itertools.chain.from_iterable(itertools.repeat(self.sampler))          # begins again where it ends
         seeds = (derive(self.opt.seed, epoch, position) for position in itertools.count())
-        return [[(int(index), next(seeds)) for index in batch for _ in range(self.opt.views)] for batch in batches]
+        batches = []
+        for batch in itertools.islice(endless, n_batches):
+            views = [int(index) for index in batch for _ in range(self.opt.views)]
+            batches.append([(index, next(seeds)) for index in views])
+        return batches
 
     def __len__(self):
         return len(self.batches)

@@ -76,7 +76,8 @@ def from_tuple(mined, batch):
     if len(mined) == 3:
         return torch.stack(mined, dim=1)
     masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
-    masks[0][mined[:2]], masks[1][mined[2:]] = True, True
+    masks[0][mined[:2]] = True
+    masks[1][mined[2:]] = True
     return masks[0], masks[1]
 
 

@@ -109,7 +109,8 @@ def expected(values, given):
     """
     default = values.get('default')
     if isinstance(default, list):
-        one = values | {'default': default[0] if default else None}
+        first = default[0] if default else None
+        one = values | {'default': first}
         fits = isinstance(given, (list, tuple)) and not any(expected(one, each) for each in given)
         return None if fits else f'a list, each {expected(one, object()) or "a value"}'
     if 'default' in values and given is default:
@@ -129,7 +130,8 @@ def expected_number(values, kind, given):
     above = values.get('above', -math.inf)
     low = values.get('at_least', -math.inf)
     high = values.get('at_most', math.inf)
-    what, allowed = ('a whole number', numbers.Integral) if kind is int else ('a number', numbers.Real)
+    what = 'a whole number' if kind is int else 'a number'
+    allowed = numbers.Integral if kind is int else numbers.Real
     is_number = isinstance(given, allowed) and not isinstance(given, bool)
     if is_number and math.isfinite(given) and given > above and low <= given <= high:
         return None

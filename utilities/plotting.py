@@ -79,9 +79,9 @@ def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
         for column, (image, colour, text) in enumerate(tiles):
             left = column * (1 + gap) + gap * sum(column >= place for place in breaks)
             tall, wide = (side / max(image.shape[:2]) for side in image.shape[:2])
-            x, y = left + (1 - wide) / 2, top + (1 - tall) / 2
-            framed = (x - frame, y - frame), wide + 2 * frame, tall + 2 * frame
-            axes.add_patch(Rectangle(*framed, facecolor=colour))
+            x = left + (1 - wide) / 2
+            y = top + (1 - tall) / 2
+            axes.add_patch(Rectangle((x - frame, y - frame), wide + 2 * frame, tall + 2 * frame, facecolor=colour))
             axes.imshow(image, extent=(x, x + wide, y + tall, y), aspect='auto', zorder=2)
             if colour == WRONG:
                 axes.text(x + wide - 0.02, y + 0.02, '×', color='white', fontsize=7, ha='right', va='top', zorder=3,

@@ -30,7 +30,8 @@ def arguments(opt, kind, index, library='pml'):
     flags = unnoted(opt)
     names = flags.loss if kind == 'loss' else flags.batch_mining
     wanted = [i for i, name in enumerate(names.split('+')) if name.startswith(f'{library}:')]
-    given = getattr(opt if wanted else flags, f'{kind}_{library}_args')
+    source = opt if wanted else flags                           # the flag has no effect without such a name
+    given = getattr(source, f'{kind}_{library}_args')
     if given and len(given) not in (1, len(wanted)):
         raise UserError(f'--{kind}_{library}_args: expected one mapping for each {library}:NAME ({len(wanted)}), not '
                         f'{len(given)}')

@@ -113,7 +113,8 @@ def together():
             dist.barrier(group=patient)                      # until process 0 has written everything
     except Exception as error:
         if store.compare_set('first to fail', '', str(rank())) != str(rank()).encode():
-            raise Ended(2 if isinstance(error, UserError) else 1) from None
+            code = 2 if isinstance(error, UserError) else 1
+            raise Ended(code) from None
         if isinstance(error, (UserError, RunFailed)):
             raise
         traceback.print_exc()

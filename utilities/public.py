@@ -325,8 +325,12 @@ def network(opt, module):
                         'move the operations after this layer into it (docs/extending.md)')
     is_average = maps is not None and maps.dim() == 4 and are_close(maps.mean(dim=(2, 3)), taken.flatten(1))
     values = {'network': features, 'size': size, 'download': features.state_dict, 'f_embed': layer,
-              'normalize': normalize, 'maps': PooledFeatures.maps if is_average else None}
-    return values | OF_BNINCEPTION if 'bninception' in opt.arch else values
+              'normalize': normalize, 'maps': None}
+    if is_average:
+        values['maps'] = PooledFeatures.maps
+    if 'bninception' in opt.arch:
+        values |= OF_BNINCEPTION
+    return values
 
 
 def are_close(one, other):

@@ -12,8 +12,11 @@ def aligned(rows, left=(0,)):
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [str.ljust if index in left else str.rjust for index in range(len(widths))]
-    return '\n'.join('  '.join(side(text, width) for side, text, width in zip(sides, row, widths, strict=True)).rstrip()
-                     for row in rows)
+    lines = []
+    for row in rows:
+        cells = [side(text, width) for side, text, width in zip(sides, row, widths, strict=True)]
+        lines.append('  '.join(cells).rstrip())
+    return '\n'.join(lines)
 
 
 def markdown(heads, rows):
@@ -25,5 +28,9 @@ def markdown(heads, rows):
     |---|---|
     | 1 | 2 |
     """
-    lines = [' | '.join(str(cell).replace('|', r'\|') for cell in row) for row in (heads, *rows)]
-    return '\n'.join([f'| {lines[0]} |', '|---' * len(heads) + '|', *(f'| {line} |' for line in lines[1:])])
+    return '\n'.join([markdown_row(heads), '|---' * len(heads) + '|', *map(markdown_row, rows)])
+
+
+def markdown_row(cells):
+    texts = [str(cell).replace('|', r'\|') for cell in cells]
+    return f'| {" | ".join(texts)} |'

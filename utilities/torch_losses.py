@@ -57,7 +57,8 @@ def torch_loss(batch, labels, weights, biases, loss, target='labels', link=None)
             labels = F.pad(labels[:, None], (0, len(weights) - 1), value=-1)
         elif target != 'labels':
             labels = F.one_hot(labels, len(weights)).to(batch.dtype)
-            labels = 2 * labels - 1 if target == 'signs' else labels
+            if target == 'signs':
+                labels = 2 * labels - 1
         if link:
             logits = link(logits)
         return loss(logits, labels)
@@ -84,7 +85,8 @@ def torch_pair_loss(batch, labels, loss, target='pairs'):
         return batch.sum() * 0
     with torch.autocast(batch.device.type, enabled=False):
         pairs = batch[first], batch[second]
-        pairs = [F.pairwise_distance(*pairs)] if target == 'distances of pairs' else pairs
+        if target == 'distances of pairs':
+            pairs = [F.pairwise_distance(*pairs)]
         return loss(*pairs, 2 * (labels[first] == labels[second]).to(batch.dtype) - 1)
 
 
@@ -106,7 +108,7 @@ class Criterion(torch.nn.Module):
             limit = opt.embed_dim ** -0.5                               # as in torch.nn.Linear
             self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
             self.biases = torch.nn.Parameter(torch.empty(opt.n_classes).uniform_(-limit, limit))
-        given = {key: torch.tensor(value) if isinstance(value, list) else value for key, value in given.items()}
+        given = given | {key: torch.tensor(value) for key, value in given.items() if isinstance(value, list)}
         try:
             self.loss = getattr(torch.nn, name)(**given)
             value = self(torch.zeros(2, opt.embed_dim), torch.zeros(2, dtype=torch.long))

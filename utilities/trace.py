@@ -37,7 +37,10 @@ class Trace:
         """
         if not self.pending:
             return
-        columns = {name: torch.stack([step[name] for step in self.pending]).cpu().tolist() for name in self.pending[0]}
+        columns = {}
+        for name in self.pending[0]:
+            values = torch.stack([step[name] for step in self.pending])
+            columns[name] = values.cpu().tolist()
         n_before = len(self.values.get('loss', []))
         skipped = columns.get('skipped_steps', [False] * len(columns['loss']))
         steps = zip(columns['loss'], columns['grad_norm'], skipped, strict=True)

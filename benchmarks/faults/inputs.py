@@ -130,12 +130,12 @@ def wrong_splits(lab, n):
         train = names[:6]
         test = names[6:-1]
         wrong = number % 5
-        key, more = [('val', names[-1:]),                  # the right one
-                     ('Val', test[:1]),                    # an unknown key
-                     ('train', test[:1]),                  # a key that is there twice
-                     ('val', train[:1]),                   # a class that is listed twice
-                     ('val', ['12'])][wrong]               # a class that is not in the data
-        lists = [('train', train), ('test', test), (key, more)]
+        further = [('val', names[-1:]),                    # the right one
+                   ('Val', test[:1]),                      # an unknown key
+                   ('train', test[:1]),                    # a key that is there twice
+                   ('val', train[:1]),                     # a class that is listed twice
+                   ('val', ['12'])]                        # a class that is not in the data
+        lists = [('train', train), ('test', test), further[wrong]]
         write(file, ''.join(f'{key}: [{", ".join(listed)}]\n' for key, listed in lists))
         problem = outcome(start([*lab.arguments('plain', group), '--n_epochs', 0, '--csv', images, '--splits', file]),
                           {2 if wrong else 0})

@@ -8,6 +8,7 @@ import pytest
 import configuration
 import main
 import parameters
+from tests.conftest import parser
 from tests.tuning.experiment_folders import CONFIGS, DATES, change, options_of, write
 from tuning import powerful_benchmarker
 from utilities.errors import UserError
@@ -19,6 +20,12 @@ SQUARE = {'transforms.train.Resize.size', 'transforms.eval.Resize.size'}
 WITHOUT_COUNTERPART = {
     '224_random_crop': SQUARE, '227_random_crop': SQUARE, '299_random_resize': {'transforms.train.Resize.size'},
     'unsupervised': {'transforms.train', *(f'transforms.augmentation{n}' for n in (1, 2, 3))}}
+
+
+@pytest.fixture(autouse=True)
+def one_parser(monkeypatch):
+    """parameters.build() gives the same parser each time, which saves most of the time of a command line."""
+    monkeypatch.setattr(parameters, 'build', parser)
 
 
 def translated(folder):
@@ -235,7 +242,7 @@ def wrong_values(value):
 
 @pytest.mark.parametrize('date, config', [*((date, 'default') for date in DATES), (DATES[2], 'softmax'),
                                           (DATES[1], 'daml'), (DATES[0], 'cascade'), (LAST, 'classifier')])
-def test_a_value_of_a_wrong_type_gives_a_sentence(date, config, tmp_path, one_parser):
+def test_a_value_of_a_wrong_type_gives_a_sentence(date, config, tmp_path):
     """At each key, in the options of an experiment that has a counterpart; which value is random."""
     generator, files = random.Random(f'{date} {config}'), options_of(date, config)
     files = {name: options for name, options in files.items() if name not in ('factories', 'foldernames')}
@@ -256,13 +263,6 @@ def test_a_value_of_a_wrong_type_gives_a_sentence(date, config, tmp_path, one_pa
             except UserError as error:
                 assert str(place[-1]) in str(error) or str(place[-2]) in str(error), (place, wrong, error)
         write(tmp_path, {file: options})
-
-
-@pytest.fixture
-def one_parser(monkeypatch):
-    """parameters.build() gives the same parser each time, which saves most of the time of a command line."""
-    parser = parameters.build()
-    monkeypatch.setattr(parameters, 'build', lambda: parser)
 
 
 @pytest.mark.parametrize('file, text, sentence', [

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from records import backends, checkpoint, run_folder
+from records import backends, checkpoint, database, run_folder
 from records.checkpoint import Checkpoint
 from records.writing import Records
 from utilities import device, files, machine, stopping
@@ -112,9 +112,9 @@ def test_records_are_written_in_every_form(opt, tmp_path, capsys):
     assert (found[0]['train_loss'], float(found[1]['test_e_recall@1']), found[1]['test_nmi']) == ('', 1 / 3, 'nan')
     assert (found[2]['epoch'], found[2]['train_loss'], found[2]['test_e_recall@1']) == ('2', '0.1', '')
     assert rows_of(tmp_path / 'spectrum.csv')[1] == {'epoch': '1', 'split': 'test', '1': '0.75', '2': '0.25'}
-    database = sqlite3.connect(tmp_path / 'records.sqlite')
-    assert database.execute('SELECT epoch, "test_e_recall@1" FROM log').fetchall() == [(0, .5), (1, 1 / 3), (2, None)]
-    assert database.execute('SELECT number, value FROM spectrum WHERE epoch = 1').fetchall() == [(1, .75), (2, .25)]
+    stored = sqlite3.connect(tmp_path / 'records.sqlite')
+    assert stored.execute('SELECT epoch, "test_e_recall@1" FROM log').fetchall() == [(0, .5), (1, 1 / 3), (2, None)]
+    assert stored.execute('SELECT number, value FROM spectrum WHERE epoch = 1').fetchall() == [(1, .75), (2, .25)]
     summary = __import__('json').loads((tmp_path / 'summary.json').read_text())
     assert summary['last_epoch']['epoch'] == 1 and summary['best_by_validation'] is None and summary['finished']
     assert summary['best_on_test'] == summary['last_epoch'] and summary['last_epoch']['test_nmi'] is None
@@ -131,11 +131,24 @@ def test_rows_that_come_again_are_dropped(opt, tmp_path, capsys):
     assert 'did not hold' not in capsys.readouterr().out
     assert [row['test_e_recall@1'] for row in rows_of(tmp_path / 'log.csv')] == ['0.0', '0.1', '0.9']
     assert [row['epoch'] for row in rows_of(tmp_path / 'spectrum.csv')] == ['0', '1', '2']
-    database = sqlite3.connect(tmp_path / 'records.sqlite')
-    assert database.execute('SELECT epoch, "test_e_recall@1" FROM log').fetchall() == [(0, 0), (1, .1), (2, .9)]
+    stored = sqlite3.connect(tmp_path / 'records.sqlite')
+    assert stored.execute('SELECT epoch, "test_e_recall@1" FROM log').fetchall() == [(0, 0), (1, .1), (2, .9)]
     with Records(opt(), tmp_path, {}, 0):
         pass
     assert not (tmp_path / 'log.csv').exists()
+
+
+def test_rows_that_cannot_be_stored_leave_the_tables_as_they_were(tmp_path):
+    records = database.Database(tmp_path / 'records.sqlite', [{'epoch': '0', 'lr': '0.1'}], [])
+    for rows, spectra in (([{'epoch': '1', 'test_nmi': '0.5'}, {'epoch': 'two'}], []),
+                          ([{'epoch': '1', 'test_nmi': '0.5'}], [{'epoch': '1', 'split': 'test', '1': 'wide'}])):
+        with pytest.raises(ValueError):
+            records.add(rows, spectra)
+        assert records.connection.execute('SELECT * FROM log').fetchall() == [(0, .1)]
+    records.add([{'epoch': '1', 'test_nmi': '0.5'}], [{'epoch': '1', 'split': 'test', '1': 'nan', '2': '3'}])
+    assert records.connection.execute('SELECT * FROM log').fetchall() == [(0, .1, None), (1, None, .5)]
+    assert records.connection.execute('SELECT number, value FROM spectrum').fetchall() == [(1, None), (2, 3)]
+    records.close()
 
 
 def test_tensorboard_has_the_same_numbers(opt, tmp_path):
