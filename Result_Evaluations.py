@@ -29,11 +29,10 @@ def build():
             help='columns of the table: metrics of the test split, or of another split with its prefix, as in '
                  'train_rho_spectrum@1')
     numbers('--select', choices=['last', 'best_val', 'best_test'], default='last',
-            help='the epoch whose metrics are reported: the last one, or the best one on the validation or test split; '
-                 'with best_test, the epoch is chosen by the test metrics that are reported')
+            help='the epoch whose metrics are reported; best_test chooses it by the same test metrics that are reported')
     numbers('--select_by', metavar='METRIC',
-            help='the metric by which the best epoch is selected; by default, the first of --metrics of which a higher '
-                 'value is better')
+            help='the metric by which the best epoch is selected; by default, the first of --metrics where higher is '
+                 'better')
     numbers('--per_metric', action='store_true',
             help='with best_test or best_val: report each test metric at its own best epoch, as Roth et al. do')
     numbers('--baseline', metavar='GROUP',
@@ -42,8 +41,8 @@ def build():
     numbers('--digits', type=command_line.COUNT, default=1,
             help='number of decimals of percentages; other numbers have two more')
     numbers('--published', nargs='+', choices=['roth2020', 'musgrave2020', 'mohan2020'], metavar='PAPER', default=[],
-            help="print other tables instead: each group's published value, our value by the paper's own rule, and "
-                 'their difference; papers: roth2020, musgrave2020, mohan2020')
+            help="print instead each group's published value, our value by the paper's rule, and their difference; "
+                 'papers: roth2020, musgrave2020, mohan2020')
     output = parser.add_argument_group('what to write').add_argument
     output('--latex', metavar='FILE', help='write the table in LaTeX, for the package booktabs')
     output('--markdown', metavar='FILE', help='write the table in Markdown')
@@ -57,8 +56,8 @@ def build():
                 'p-value')
     output('--figures', metavar='FOLDER', help='write the figures of each data set')
     output('--figure_metrics', nargs='+', metavar='METRIC', default=[],
-           help='metrics of the correlation matrix, curves and bars; by default, the matrix has all test metrics that '
-                'the runs have in common')
+           help='metrics of the correlation matrix, curves and bars; by default, the matrix has all common test '
+                'metrics')
     output('--format', choices=['png', 'pdf', 'svg'], default='png', help='file format of the figures')
     command_line.add_completion(parser)
     return parser

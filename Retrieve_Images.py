@@ -36,14 +36,14 @@ def add_threshold(parser, default):
 
 def add_suspects(parser):
     parser.add_argument('photos', metavar='PHOTOS_OR_RUN',
-                        help='the images: a folder with one folder per class, a CSV file with the columns path and '
-                             'label, or a run, whose evaluation images are taken')
+                        help='folder with one folder per class, CSV file with the columns path and label, or run whose '
+                             'evaluation images are taken')
     parser.add_argument('--run', metavar='RUN',
                         help='run folder or checkpoint whose network embeds the photos; by default the pretrained '
                              'backbone of --arch, without an embedding layer')
     parser.add_argument('--out', metavar='FILE', default='suspects.csv',
-                        help='CSV file to which all suspects are written; the first of each kind are drawn in a .png '
-                             'file of the same name')
+                        help='CSV file of all suspects; the first of each kind are drawn in a .png file of the same '
+                             'name')
 
 
 def add_server(parser):
