@@ -29,7 +29,7 @@ def build():
             help='columns of the table: metrics of the test split, or of another split with its prefix, as in '
                  'train_rho_spectrum@1')
     numbers('--select', choices=['last', 'best_val', 'best_test'], default='last',
-            help='the epoch whose metrics are reported; best_test chooses it by the same test metrics that are reported')
+            help='the epoch whose metrics are reported; best_test chooses it by the test metrics that are reported')
     numbers('--select_by', metavar='METRIC',
             help='the metric by which the best epoch is selected; by default, the first of --metrics where higher is '
                  'better')

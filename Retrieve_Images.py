@@ -36,8 +36,8 @@ def add_threshold(parser, default):
 
 def add_suspects(parser):
     parser.add_argument('photos', metavar='PHOTOS_OR_RUN',
-                        help='folder with one folder per class, CSV file with the columns path and label, or run whose '
-                             'evaluation images are taken')
+                        help='folder with one folder per class, CSV file with columns path and label, or run with its '
+                             'evaluation images')
     parser.add_argument('--run', metavar='RUN',
                         help='run folder or checkpoint whose network embeds the photos; by default the pretrained '
                              'backbone of --arch, without an embedding layer')
