@@ -11,7 +11,8 @@ CORRECTED = ", corrected by Holm's method for the methods of its column"
 def add(table, groups, scores, names, baseline, digits=1):
     """
     Adds a Cell (data set, titles.DIFFERENCE + name) to each method of a table that tables.summarise describes, except
-    to the baseline and on data sets where it has no runs: the significance.difference of the two over seeds.
+    to the baseline and on data sets where it has no runs: the significance.difference of the two over seeds. A baseline
+    with a single run, such as a frozen backbone, counts as known.
 
     baseline: the name of a group, or of its method. Returns the columns of the table, each metric before its
     difference. Raises UserError if the baseline has no runs.
@@ -26,11 +27,10 @@ def add(table, groups, scores, names, baseline, digits=1):
         for name in names:
             known = values_by_seed(scores, reference, name)
             values = {group.method: values_by_seed(scores, group, name) for group in others}
-            found = {method: significance.difference(own, known) for method, own in values.items() if own and known}
+            found = {method: compared(own, known) for method, own in values.items() if own and known}
             corrected = significance.holm([difference.p for difference in found.values()])
             for method, p in zip(found, corrected, strict=True):
-                cell = cell_of(found[method], p, len(values[method]), len(known), name, digits)
-                table[method][dataset, titles.DIFFERENCE + name] = cell
+                table[method][dataset, titles.DIFFERENCE + name] = cell_of(found[method], p, name, digits)
     return [column for name in names for column in (name, titles.DIFFERENCE + name)]
 
 
@@ -40,11 +40,19 @@ def values_by_seed(scores, group, name):
     return dict(zip(rows.seed, rows[name], strict=True))
 
 
-def cell_of(difference, p_holm, n, n_baseline, name, digits):
-    """The Cell of a significance.Difference, whose p is p_holm after correction, between n and n_baseline runs."""
+def compared(own, known):
+    """The significance.Difference of a method and the baseline, {seed: value} each."""
+    if len(known) == 1:
+        return significance.difference_from_constant([*own.values()], *known.values())
+    return significance.difference(own, known)
+
+
+def cell_of(difference, p_holm, name, digits):
+    """The Cell of a significance.Difference, whose p is p_holm after correction."""
     text = difference_text(difference.mean, difference.interval, name, digits)
+    n = difference.n[0]
     if not math.isnan(p_holm):
-        text += f' ({p_text(p_holm)}, {runs_text(difference.test, n, n_baseline)})'
+        text += f' ({p_text(p_holm)}, {runs_text(difference.test, *difference.n)})'
     facts = {'interval': difference.interval, 'p': difference.p, 'p_holm': p_holm, 'test': difference.test}
     return tables.Cell(difference.mean, math.nan, n, n, text, facts=facts)
 

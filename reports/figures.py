@@ -72,10 +72,10 @@ def correlation_matrix(scores, names, file, title):
 def scatter(scores, x, y, file, title):
     """A point per run, marked by method, with the regression line and the correlation over the runs."""
     in_units = scores.assign(**{name: titles.unit(name) * scores[name].astype(float) for name in {x, y}})
-    by_method = {label_of(method): rows for method, rows in in_units.groupby('method', sort=False)}
-    figure = new_figure(1.5 * COLUMN, max(0.7 * COLUMN, 0.4 + height_of(by_method)))
+    by_method = [(label_of(method), rows) for method, rows in in_units.groupby('method', sort=False)]
+    figure = new_figure(1.5 * COLUMN, max(0.7 * COLUMN, 0.4 + height_of(label for label, _ in by_method)))
     axes = figure.add_subplot(xlabel=titles.axis(x), ylabel=titles.axis(y))
-    for index, (label, rows) in enumerate(by_method.items()):
+    for index, (label, rows) in enumerate(by_method):
         colour, marker, _ = mark(index)
         axes.scatter(rows[x], rows[y], color=colour, marker=marker, label=label, s=12, linewidths=0, zorder=3)
     r, n = correlation(scores[x], scores[y])

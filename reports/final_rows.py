@@ -154,7 +154,8 @@ def compare(old, new, metrics, digits=1):
     beyond = sum(p < 0.05 for p in p_values)
     lines = [text_tables.markdown(['data set', 'method', 'metric', 'old', 'new', 'difference', 'p'], cells), '',
              f'{len(found)} differences, {beyond} of them larger than seeds explain (bold: p < 0.05, corrected by '
-             "Holm's method). ±: half of the 95 % interval."]
+             "Holm's method). ±: half of the 95 % interval. Differences are over the seeds in both files, if these are "
+             'two or more.']
     if moved:
         lines.append(f'Not compared, since the test sets differ (other classes or images): '
                      f'{", ".join(moved)}.')

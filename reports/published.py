@@ -80,8 +80,12 @@ def compare(paper, groups):
         if key not in found:
             continue
         values, reasons = values_by_rule(line, found[key])
-        ours, half = significance.t_interval(values) if values else (math.nan, math.nan)
-        difference, width = (math.nan, math.nan) if reasons else (ours - line.published, interval(line, values))
+        ours, half, difference, width = [math.nan] * 4
+        if values:
+            ours, half = significance.t_interval(values)
+        if not reasons:
+            difference = ours - line.published
+            width = interval(line, values)
         rows.append(line._asdict() | {
             'method': methods[key[:2]], 'reason': '; '.join(reasons), 'ours': ours, 'half': half, 'n': len(values),
             'std': np.std(values, ddof=1) if len(values) > 1 else math.nan,
@@ -109,14 +113,17 @@ def values_by_rule(line, runs):
     reasons = [reason for run in runs for reason in protocol_differences(line, run)]
     for name in needed:
         without = [run.name for run in runs if not has_value(run, name)]
-        if without:
-            reasons.append(f'no {name}' + (f' in {", ".join(without)}' if len(without) < len(runs) else ''))
+        if len(without) == len(runs):
+            reasons.append(f'no {name}')
+        elif without:
+            reasons.append(f'no {name} in {", ".join(without)}')
     seeds = {}
     for run in runs:
         if all(has_value(run, name) for name in needed):
             value = selection.selected_row(run, rule).get(line.column, math.nan)
             seeds.setdefault(run.seed, []).append(value)
-            reasons += [f'no {line.column} at the selected epoch of {run.name}'] if math.isnan(value) else []
+            if math.isnan(value):
+                reasons.append(f'no {line.column} at the selected epoch of {run.name}')
     n_folds = SHARED['n_folds'] if line.split_scheme == 'mlrc' else 1
     reasons += [f'seed {seed}: {len(values)} of {n_folds} folds' for seed, values in seeds.items()
                 if len(values) != n_folds]

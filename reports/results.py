@@ -35,7 +35,7 @@ def report(opt, planned=()):
         from reports import final_rows
         print(final_rows.compare(*opt.compare, opt.metrics, opt.digits))
         return
-    names = list(dict.fromkeys(map(columns.asked_for, opt.metrics)))
+    names = titles.without_second_names(list(dict.fromkeys(map(columns.asked_for, opt.metrics))))
     rule = selection.selection_rule(opt, names)
     found = runs.collect(opt)
     if planned:

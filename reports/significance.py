@@ -10,28 +10,42 @@ PAIRED, ONE_SAMPLE, WELCH = 'paired t-test', 'one-sample t-test', "Welch's t-tes
 class Difference(NamedTuple):
     """
     Of the means of two methods. interval: half the width of its 95 % interval. p: two-sided, of equal means, by the
-    test that `test` names. interval and p are nan where there are too few seeds.
+    test that `test` names. n: the number of runs of each method that count. interval and p are nan where there are too
+    few of them.
     """
     mean: float
     interval: float
     p: float
     test: str
+    n: tuple[int, int]
 
 
 def difference(one, other):
     """
-    The Difference mean(one) − mean(other) of two methods, {seed: value} each: paired by seed if both have the same
-    seeds, otherwise Welch's, where a single value of `other` counts as known.
+    The Difference mean(one) − mean(other) of two methods, {seed: value} each: paired over the seeds that both have, or
+    of all runs by Welch's t-test, if they have fewer than two seeds in common.
 
-    >>> difference({0: 1., 1: 2., 2: 3.}, {0: 0., 1: 0., 2: 0.})
-    Difference(mean=2.0, interval=2.484..., p=0.0741..., test='paired t-test')
+    >>> difference({0: 1., 1: 2., 2: 3.}, {0: 0., 1: 0., 2: 0., 3: 0.})
+    Difference(mean=2.0, interval=2.484..., p=0.0741..., test='paired t-test', n=(3, 3))
     """
-    if one.keys() == other.keys():
-        one, other = (np.array([values[seed] for seed in sorted(values)]) for values in (one, other))
-        return Difference(*t_interval(one - other), *paired_test(one, other))
+    shared = sorted(one.keys() & other.keys())
+    if len(shared) > 1 or one.keys() == other.keys():
+        one, other = (np.array([values[seed] for seed in shared]) for values in (one, other))
+        return Difference(*t_interval(one - other), *paired_test(one, other), (len(shared), len(shared)))
     one, other = list(one.values()), list(other.values())
-    test = ONE_SAMPLE if len(other) == 1 else WELCH
-    return Difference(*difference_interval(one, other), welch_test(one, other), test)
+    return Difference(*difference_interval(one, other), welch_test(one, other), WELCH, (len(one), len(other)))
+
+
+def difference_from_constant(values, constant):
+    """
+    The Difference mean(values) − constant, by the one-sample t-test.
+
+    >>> difference_from_constant([1., 2., 3.], 0.)
+    Difference(mean=2.0, interval=2.484..., p=0.0741..., test='one-sample t-test', n=(3, 1))
+    """
+    mean, interval = t_interval(np.subtract(values, constant))
+    p = float(stats.ttest_1samp(values, constant).pvalue) if len(values) > 1 and np.ptp(values) else np.nan
+    return Difference(mean, interval, p, ONE_SAMPLE, (len(values), 1))
 
 
 def half_width_in_errors(freedom):
@@ -57,15 +71,15 @@ def difference_interval(one, other):
     """
     (mean(one) − mean(other), half the width of its interval) of independent values. By Welch's t: Welch, The
     Generalization of Student's Problem when Several Different Population Variances are Involved, Biometrika 34, 1947.
-    If `other` is a single value, it counts as known, without variance. The width is nan if `one` is a single value.
+    The width is nan if one of them is a single value.
 
-    >>> difference_interval([1., 2., 3.], [1.5])
-    (0.5, 2.484...)
+    >>> difference_interval([1., 2., 3.], [1., 2., 3.])
+    (0.0, 2.266...)
     """
     one, other = np.asarray(one, float), np.asarray(other, float)
     difference = float(one.mean() - other.mean())
     if len(one) < 2 or len(other) < 2:
-        return difference, t_interval(one)[1]
+        return difference, np.nan
     return difference, welch_half_width([stats.sem(one), stats.sem(other)], [len(one) - 1, len(other) - 1])
 
 
@@ -84,17 +98,14 @@ def welch_half_width(errors, freedoms):
 
 def welch_test(one, other):
     """
-    Two-sided p of the hypothesis that two independent samples have the same mean, by Welch's t-test. If `other` is a
-    single value, it counts as known, and the t-test is that of one sample. nan where `one` is a single value, or
-    nothing varies.
+    Two-sided p of the hypothesis that two independent samples have the same mean, by Welch's t-test. nan where one of
+    them is a single value, or nothing varies.
 
     >>> welch_test([1., 2., 3.], [1., 2., 3.]), welch_test([1., 2., 3.], [1.5])
-    (1.0, 0.477...)
+    (1.0, nan)
     """
-    if len(one) < 2 or not (np.ptp(one) or np.ptp(other)):
+    if min(len(one), len(other)) < 2 or not (np.ptp(one) or np.ptp(other)):
         return np.nan
-    if len(other) == 1:
-        return float(stats.ttest_1samp(one, other[0]).pvalue)
     return float(stats.ttest_ind(one, other, equal_var=False).pvalue)
 
 

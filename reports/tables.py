@@ -57,24 +57,19 @@ def summarise(groups, scores, names, digits=1):
             cell = Cell(values.mean(), values.std(), len(values), len(group.expected | set(rows.seed)))
             cell.text = cell_text(cell, name, digits)
             table[group.method][group.data, name] = cell
-    mark_best(with_most_seeds(table), datasets, names, digits)
+    mark_best(table, datasets, names, digits)
     return table, datasets
 
 
-def with_most_seeds(table):
-    """The Cells of a table that have as many seeds as any other of their column, so that their means are comparable."""
-    most = {}
-    for cells in table.values():
-        for key, cell in cells.items():
-            most[key] = max(cell.n, most.get(key, 0))
-    return {method: {key: cell for key, cell in cells.items() if cell.n == most[key]}
-            for method, cells in table.items()}
-
-
 def mark_best(table, datasets, names, digits):
-    """Sets `best` in the Cells of a table that summarise() describes, where a metric says what is better."""
+    """
+    Sets `best` in the Cells of a table that summarise() describes, where a metric says what is better. Where a column
+    has means over several seeds, a single run is not compared with them.
+    """
     for key in [(dataset, name) for dataset in datasets for name in names if titles.can_select(name)]:
         cells = [row[key] for row in table.values() if key in row and row[key].n]
+        several = [cell for cell in cells if cell.n > 1]
+        cells = several or cells
         best = max((printed(cell.mean, key[1], digits) for cell in cells), default=None,
                    key=lambda text: titles.sign(key[1]) * float(text))
         for cell in cells:
@@ -100,14 +95,12 @@ def cell_text(cell, name, digits):
 def caption(scores, rule, names, table):
     """The caption, in plain text: how the numbers were computed. rule: the selection.Rule of the scores."""
     some = any(incomplete(cell) for cells in table.values() for cell in cells.values())
-    compared = with_most_seeds(table)
-    has_fewer = any(cell.n and key not in compared[method] for method, cells in table.items()
-                    for key, cell in cells.items() if titles.can_select(key[1]))
     seeds = ', '.join(map(str, sorted(set(scores.seed))))
-    several = any(cell.n > 1 for cells in table.values() for cell in cells.values())
+    numbers = {cell.n for cells in table.values() for cell in cells.values()}
+    several = max(numbers, default=0) > 1
     over = f'Mean ± standard deviation (n − 1) over seeds {seeds}' if several else f'One run each, seed {seeds}'
     return (f'{over}; {rule}' + in_percent(names) + ('; n where runs are missing' if some else '')
-            + '.' + ' Bold: the best of the methods with the most seeds.' * has_fewer)
+            + ('. Bold: the best mean over several seeds.' if several and 1 in numbers else '.'))
 
 
 def in_percent(names):

@@ -137,12 +137,12 @@ def duplicates(own, others, labels):
     if np.isinf(typical):                                                # all embeddings are equal
         return
     seen = set()
-    for rows, distances, limit in (*others, DUPLICATE), (*own, COPY):
-        for image, column in np.argwhere(distances < limit * typical):
+    for rows, near, limit in (*others, DUPLICATE), (*own, COPY):
+        for image, column in np.argwhere(near < limit * typical):
             other = int(rows[image, column])
             if (other, int(image)) not in seen:
                 seen.add((int(image), other))
-                score = 1 / max(distances[image, column] / typical, 1 / SAME)
+                score = 1 / max(near[image, column] / typical, 1 / SAME)
                 yield Suspect('duplicate', int(image), int(labels[other]), float(score), other)
 
 

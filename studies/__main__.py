@@ -150,10 +150,14 @@ def tables(titles):
     found = questions.findings(questions.load(), questions.read())
     primary = [one for one in found if one.question.primary]
     checks = {one.question.name: one for one in found if not one.question.primary}
-    answers, short, of_questions = [], [], {}
+    answers = []
+    short = []
+    of_questions = {}
     for one in primary:
-        title, longer = titles[one.question.name], checks.get(one.question.name + LONGER)
-        bound, p = asked(one.question), p_text(one.p)
+        title = titles[one.question.name]
+        longer = checks.get(one.question.name + LONGER)
+        bound = asked(one.question)
+        p = p_text(one.p)
         answers.append([link(title, ''), bound, effect_text(one), p, n_text(one), answer_text(one),
                         longer_text(longer)])
         short.append([link(title, RESULTS), bound, short_effect(one), p, one.answer])

@@ -156,6 +156,7 @@ def paired(of, metric):
 
 
 def pairs_of_values(of, metric):
+    """Returns {variant: (its values(), those of its control)} of the pairs of a question."""
     return {name: (values(one, metric), values(other, metric))
             for name, (one, other) in zip(of.names('pairs'), of('pairs'), strict=True)}
 

@@ -33,6 +33,15 @@ def test_main_takes_every_line_of_the_run_scripts(name, capsys, monkeypatch):
     assert 'all command lines are valid' in capsys.readouterr().out
 
 
+def test_a_copy_of_the_comparison_lists_the_methods_of_its_last_lines(tmp_path):
+    """As its comment and docs/result_evaluations.md say: copied within its folder."""
+    (tmp_path / 'run_lines.sh').symlink_to(RUN_SCRIPTS / 'run_lines.sh')
+    text = (RUN_SCRIPTS / 'Comparison_Runs.sh').read_text()
+    mine = text.replace('run Triplet_Distance --loss triplet', 'run MS --loss multisimilarity')
+    (tmp_path / 'mine.sh').write_text(mine)
+    assert groups_of(tmp_path / 'mine.sh') == {group: list('01234') for group in ('Triplet_Random', 'MS')}
+
+
 def groups_of(name):
     """{group: its seeds} of a script."""
     seeds = {}

@@ -75,20 +75,34 @@ def test_a_metric_that_is_given_twice_is_one_column(make, evaluate, tmp_path):
     assert once[0] == 0 and once == again
 
 
+def test_two_names_of_one_metric_are_one_column(make, evaluate):
+    make('CUB_A', 0)
+    code, out, _ = evaluate('--metrics', 'mAP_c', 'map_at_r', 'nmi')
+    assert code == 0 and '| method | MAP@R | NMI |' in out
+
+
 def test_differences_to_a_baseline(make, evaluate, tmp_path):
-    """Paired by seed, and otherwise Welch's, against scipy; corrected over the groups of a column; single runs."""
-    a, b, c, d = ([column_of(make(f'CUB_{name}', seed), 'test_e_recall@1')[-1] for seed in range(n)]
-                  for name, n in (('A', 3), ('B', 4), ('C', 1), ('D', 4)))
+    """
+    Paired over the seeds of both, and without common seeds Welch's, against scipy; corrected over the groups of a
+    column; single runs.
+    """
+    seeds_of = {'A': [7, 8, 9], 'B': range(4), 'C': [0], 'D': range(4), 'E': range(3)}
+    a, b, c, d, e = ([column_of(make(f'CUB_{name}', seed), 'test_e_recall@1')[-1] for seed in seeds]
+                     for name, seeds in seeds_of.items())
     flags = ['--metrics', 'e_recall@1', 'rho_spectrum@1', '--latex', tmp_path / 't.tex', '--csv', tmp_path / 't.csv']
     code, out, _ = evaluate(*flags, '--baseline', 'CUB_B')
     found = cells(out)
     assert code == 0 and '| method | R@1 | Δ R@1 | rho@1 | Δ rho@1 |' in out and 'Δ: difference to CUB_B' in out
     assert "corrected by Holm's method" in out
     welch, paired = scipy.stats.ttest_ind(a, b, equal_var=False), scipy.stats.ttest_rel(d, b)
-    small, large = sorted([welch.pvalue, paired.pvalue])
-    corrected = {small: 2 * small, large: max(2 * small, large)}
+    shared = scipy.stats.ttest_rel(e, b[:3])
+    small, middle, large = sorted([welch.pvalue, paired.pvalue, shared.pvalue])
+    middle_corrected = max(3 * small, 2 * middle)
+    corrected = {small: 3 * small, middle: middle_corrected, large: max(middle_corrected, large)}
+    corrected = {p: min(1, value) for p, value in corrected.items()}
     wanted = {}
-    for method, test, words in (('A', welch, "Welch's t-test, n = 3 and 4"), ('D', paired, 'n = 4')):
+    for method, test, words in (('A', welch, "Welch's t-test, n = 3 and 4"), ('D', paired, 'n = 4'),
+                                ('E', shared, 'n = 3')):
         low, high = test.confidence_interval()
         wanted[method] = (low + high) / 2, (high - low) / 2, test.pvalue, corrected[test.pvalue]
         mean, half, _, p = wanted[method]
@@ -113,16 +127,16 @@ def test_differences_to_a_baseline(make, evaluate, tmp_path):
     assert code == 2 and '--baseline CUB_D: the table has no runs of this group; choose from CARS_A, CUB_A, CUB' in err
 
 
-def test_means_over_fewer_seeds_are_not_bold(make, evaluate):
-    """Nor do they keep the best of the others from being bold."""
-    values = {'A': [.6, .6], 'B': [.5, .5], 'once': [.9]}
+def test_single_runs_are_not_bold_beside_means(make, evaluate):
+    """Nor do they keep the best of the others from being bold; a mean over fewer seeds is compared."""
+    values = {'A': [.6, .6], 'B': [.5, .5, .5], 'once': [.9]}
     for group, last in values.items():
         for seed, value in enumerate(last):
             make(group, seed, n_epochs=0, values={'test_nmi': [value]})
     code, out, _ = evaluate('--metrics', 'nmi')
     assert code == 0 and [cells(out)[group] for group in values] == [
-        ['**60.0 ± 0.0**'], ['50.0 ± 0.0'], ['90.0 (n = 1)']]
-    assert 'Bold: the best of the methods with the most seeds.' in out
+        ['**60.0 ± 0.0** (n = 2)'], ['50.0 ± 0.0'], ['90.0 (n = 1)']]
+    assert 'Bold: the best mean over several seeds.' in out
     code, out, _ = evaluate('--metrics', 'nmi', '--seeds', '0', '--only', 'A_s0', 'once')
     assert cells(out)['once'] == ['**90.0**'] and 'Bold' not in out
 
