@@ -64,9 +64,10 @@ def build():
 
 
 def planned(script):
-    """(data set, group, seed) of each run of a script, in its order."""
+    """(data set, group, seed) of each run of a script, in its order, without the lines that main.py refuses."""
     from launching import plan
-    return [tuple(run.settings[flag] for flag in ('dataset', 'group', 'seed')) for run in plan.runs_of_script(script)]
+    return [tuple(run.settings[flag] for flag in ('dataset', 'group', 'seed'))
+            for run in plan.runs_of_script(script, skip_refused=True)]
 
 
 def work(arguments):

@@ -347,7 +347,7 @@ def keep_features(opt, parts):
         evaluation.embed(opt, model, data.train, 'train')
         if not evaluation.independent_of_batch(opt, model, data.train):
             kept.of(data.train, model).clear()
-            of_training = ', but not the features of the training images, which depend on the rest of the batch here'
+            of_training = ', but not the features of the training images, which are not bit-identical in all batches'
         elif repr(data.train.transform) == repr(data.evaluation['train'].transform):
             kept.of(data.evaluation['train'], model).update(kept.of(data.train, model))
     print(f'--freeze backbone: the features of the evaluated images are computed once and kept in memory{of_training}')

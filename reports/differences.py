@@ -81,5 +81,7 @@ def explained(baseline, table):
     """Sentences for the caption of a table with the columns of add()."""
     compared = [key for cells in table.values() for key, cell in cells.items() if cell.facts]
     several = len(set(compared)) < len(compared)
+    tests = {cell.facts['test'] for cells in table.values() for cell in cells.values() if 'test' in cell.facts}
+    known = f' A single run of {baseline} counts as known: its variation over seeds is in no interval and no p.'
     return (f' Δ: difference to {baseline}, ± half of its 95 % interval; p: paired t-test over runs of the same seed, '
-            f'unless another test is named{CORRECTED * several}.')
+            f'unless another test is named{CORRECTED * several}.{known * (significance.ONE_SAMPLE in tests)}')

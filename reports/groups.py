@@ -70,7 +70,7 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
     methods = naming.methods((group.dataset, group.name) for group in groups)
     for group in groups:
         group.method = methods[group.dataset, group.name]
-        group.expected = planned.get((group.dataset, group.name)) or set(seeds) or {
+        group.expected = set(seeds) or planned.get((group.dataset, group.name)) or {
             run.seed for other in groups if other.dataset == group.dataset for run in other.runs}
         if group.missing:
             notes.append(f'{group.name} on {group.dataset}: seed(s) {", ".join(map(str, group.missing))} missing')

@@ -34,7 +34,8 @@ def report(opt, groups, notes):
     if compared.empty:
         raise UserError(f'--published {" ".join(opt.published)}: no group has a published value; they belong to the '
                         'groups of Revisit_Runs.sh and run_scripts/, such as CUB_Margin_b06_Distance')
-    others = [group for _, group, _ in runs_by_line(groups) if group not in set(compared.group)]
+    named = dict.fromkeys(group for _, group, _ in runs_by_line(groups))
+    others = [group for group in named if group not in set(compared.group)]
     if others:
         notes = [*notes, f'no published value: {", ".join(others)}']
     texts = {'markdown': '', 'latex': ''}
@@ -224,7 +225,9 @@ def draw(opt, compared):
     from reports import figures  # imports matplotlib, which tables do not need
     folder = Path(opt.figures)
     folder.mkdir(parents=True, exist_ok=True)
-    for (paper, dataset, column), rows in compared[compared.reason == ''].groupby(
-            ['paper', 'data_set', 'column'], sort=False):
+    drawn = compared[compared.reason == '']
+    if drawn.empty:
+        print('no figure: no value is compared')
+    for (paper, dataset, column), rows in drawn.groupby(['paper', 'data_set', 'column'], sort=False):
         file = folder / f'{dataset}_{paper}_{column}.{opt.format}'
         print(f'figure: {figures.beside_published(rows, column, file, f"{PAPERS[paper]}, {naming.dataset(dataset)}")}')

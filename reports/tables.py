@@ -25,6 +25,7 @@ SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$'
 class Cell:
     """
     mean, std: over seeds, std with n − 1; nan where there is none. n: number of seeds. of: number expected.
+    most:      the largest n of the table, whose caption names these seeds; 0 if it names none.
     text:      'mean ± std' as printed. best: whether no other in the column is printed with a higher mean.
     facts:     further columns of --csv.
     """
@@ -34,6 +35,7 @@ class Cell:
     of: int
     text: str = ''
     best: bool = False
+    most: int = 0
     facts: dict = field(default_factory=dict)
 
 
@@ -57,6 +59,10 @@ def summarise(groups, scores, names, digits=1):
             cell = Cell(values.mean(), values.std(), len(values), len(group.expected | set(rows.seed)))
             cell.text = cell_text(cell, name, digits)
             table[group.method][group.data, name] = cell
+    most = max(cell.n for cells in table.values() for cell in cells.values())
+    for cells in table.values():
+        for cell in cells.values():
+            cell.most = most
     mark_best(table, datasets, names, digits)
     return table, datasets
 
@@ -99,7 +105,7 @@ def caption(scores, rule, names, table):
     numbers = {cell.n for cells in table.values() for cell in cells.values()}
     several = max(numbers, default=0) > 1
     over = f'Mean ± standard deviation (n − 1) over seeds {seeds}' if several else f'One run each, seed {seeds}'
-    return (f'{over}; {rule}' + in_percent(names) + ('; n where runs are missing' if some else '')
+    return (f'{over}; {rule}' + in_percent(names) + ('; n where it is smaller' if some else '')
             + ('. Bold: the best mean over several seeds.' if several and 1 in numbers else '.'))
 
 
@@ -121,7 +127,7 @@ def markdown(table, datasets, names, caption, notes=()):
 
 
 def incomplete(cell):
-    return f' (n = {cell.n})' if 0 < cell.n < cell.of else ''
+    return f' (n = {cell.n})' if 0 < cell.n < max(cell.of, cell.most) else ''
 
 
 def latex(table, datasets, names, caption, notes=(), label='tab:results'):

@@ -87,6 +87,13 @@ def answer_text(finding):
     return 'open (p > 0.05)'
 
 
+def short_answer(finding, longer):
+    """Returns the answer, and that of a check with twice the epochs if it is another. longer: as of longer_text."""
+    if longer is None or longer.answer == finding.answer:
+        return finding.answer
+    return f'{finding.answer}; {longer.answer} with 48 epochs'
+
+
 def seeds_text(finding):
     few, many = min(finding.seeds), max(finding.seeds)
     return f'{few} seeds' if few == many else f'{few} to {many} seeds'
@@ -160,7 +167,7 @@ def tables(titles):
         p = p_text(one.p)
         answers.append([link(title, ''), bound, effect_text(one), p, n_text(one), answer_text(one),
                         longer_text(longer)])
-        short.append([link(title, RESULTS), bound, short_effect(one), p, one.answer])
+        short.append([link(title, RESULTS), bound, short_effect(one), p, short_answer(one, longer)])
         of_questions[f'question {one.question.name}'] = question_text(one, longer)
     heads = ['question', 'yes if', 'effect', 'p']
     study = methods.read()

@@ -287,7 +287,12 @@ class Finding(NamedTuple):
         return 'open' if self.p >= 1 - LEVEL else self.by_interval
 
     def single_answer(self, name):
-        """Returns what the interval of one contrast says, without correction; '' if nothing is asked of it."""
+        """
+        Returns the answer of the question if it is from this contrast alone; of others, what the interval says,
+        without correction; '' if nothing is asked of the contrast.
+        """
+        if self.decisive == [name]:
+            return self.answer
         if self.question.effect == 'correlations' and name not in self.decisive:
             return ''
         return answer(self.contrasts[name][0], self.question.expects, self.question.margin)

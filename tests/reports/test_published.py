@@ -60,6 +60,7 @@ def test_runs_inside_and_outside_of_the_published_interval(roth, make, evaluate,
     roth('CUB_MS', outside)
     roth('CUB_Softmax', [.62])                                                      # one seed; published: 61.66 ± .33
     roth('CUB_Mine', [.5])
+    make('CUB_Mine', 0, 'cars196')
     outputs = ['--latex', tmp_path / 't.tex', '--csv', tmp_path / 't.csv', '--markdown', tmp_path / 't.md',
                '--figures', tmp_path / 'f']
     code, out, _ = evaluate('--published', 'roth2020', '--digits', 2, *outputs)
@@ -69,7 +70,7 @@ def test_runs_inside_and_outside_of_the_published_interval(roth, make, evaluate,
         found['Margin b06 Distance'][2])
     assert found['Margin b06 Distance'][3:5] == ['0.3100', '0.2500 ± 0.0000 (n = 3)']
     assert found['MS'][2].endswith('≠') and found['MS'][2].startswith('-2.30 ± ')
-    assert r'62.50 $\pm$ 0.24' in latex and r'$\neq$' in latex and '- no published value: CUB_Mine' in out
+    assert r'62.50 $\pm$ 0.24' in latex and r'$\neq$' in latex and '- no published value: CUB_Mine\n' in out
     with open(tmp_path / 't.csv', newline='') as file:
         rows = {(row['group'], row['column']): row for row in csv.DictReader(file)}
     for group, values, mean, std in (('CUB_Margin_b06_Distance', inside, .6250, .0024),
@@ -107,6 +108,7 @@ def test_a_run_under_another_protocol_has_the_reason_in_its_place(flags, reason,
     assert code == 0 and row[:2] == ['62.8 ± 0.7', '60.0 (n = 1)'] and row[4] == '0.250 (n = 1)'     # our own values
     assert reason in row[2] and row[5] == '–'                                       # the reason stands in a row once
     assert (tmp_path / 't.csv').read_text().count(reason) == 2 and not list((tmp_path / 'f').iterdir())
+    assert 'no figure: no value is compared' in out
 
 
 def test_every_difference_of_the_protocol_is_named_and_nothing_is_compared(roth, evaluate, tmp_path):

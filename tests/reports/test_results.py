@@ -120,6 +120,7 @@ def test_differences_to_a_baseline(make, evaluate, tmp_path):
     low, high = (bound - c[0] for bound in known.confidence_interval())
     assert code == 0 and 'Holm' not in out and cells(out)['A'][1] == (
         f'{50 * (low + high):+.1f} ± {50 * (high - low):.1f} (p = {known.pvalue:.3f}, one-sample t-test, n = 3 and 1)')
+    assert 'A single run of C counts as known: ' in out
     make('CARS_A', 0, 'cars196')
     code, out, _ = evaluate('--metrics', 'nmi', '--baseline', 'CUB_B')         # which has no runs on the other data set
     assert code == 0 and [bool(cell) for cell in cells(out)['A']] == [True, False, True, True]
@@ -184,6 +185,32 @@ def test_a_script_restricts_the_table_to_its_runs(make, evaluate, tmp_path):
     assert 'C on cub200: seed(s) 0 missing' in out and 'One run each, seed 0' in out and 'CARS196' not in out
     code, _, error = evaluate('--script', tmp_path / 'runs.sh', '--only', 'demo')
     assert code == 2 and 'of its 3 runs, such as C_s0 on cub200, none is among the 2 that were found' in error
+
+
+def test_lines_of_a_script_that_main_refuses_are_named_and_the_other_runs_stand(make, evaluate, tmp_path):
+    """The public run script has such lines, with a stray word after the group."""
+    make('A', 0)
+    lines = ['python main.py --dataset cub200 --group B _3 --seed 0\n',
+             'python main.py --dataset cub200 --group A --seed 0\n']
+    (tmp_path / 'runs.sh').write_text(''.join(lines))
+    code, out, error = evaluate('--script', tmp_path / 'runs.sh', '--metrics', 'nmi')
+    assert code == 0 and list(cells(out)) == ['A'] and 'Left out:' in error and 'runs.sh, run 1: ' in error
+
+
+def test_cells_with_fewer_seeds_than_others_show_their_n_also_where_a_script_has_no_more(make, evaluate, tmp_path):
+    runs = [('A', 0), ('A', 1), ('B', 0)]
+    for group, seed in runs:
+        make(group, seed)
+    make('B', 0, dataset='cars196')
+    lines = [f'python main.py --dataset cub200 --group {group} --seed {seed}\n' for group, seed in runs]
+    lines.append('python main.py --dataset cars196 --group B --seed 0\n')
+    (tmp_path / 'runs.sh').write_text(''.join(lines))
+    code, out, _ = evaluate('--script', tmp_path / 'runs.sh', '--metrics', 'nmi')
+    found = cells(out)
+    assert code == 0 and 'over seeds 0, 1;' in out and 'n where it is smaller' in out and 'missing' not in out
+    assert '(n' not in found['A'][0] and [cell.endswith(' (n = 1)') for cell in found['B']] == [True, True]
+    code, out, _ = evaluate('--script', tmp_path / 'runs.sh', '--metrics', 'nmi', '--seeds', '0', '1')
+    assert code == 0 and 'B on cub200: seed(s) 1 missing' in out
 
 
 def test_a_second_run_of_a_seed_counts_where_the_first_did_not_finish(make, evaluate):

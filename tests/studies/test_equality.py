@@ -111,6 +111,15 @@ def test_the_loss_states_the_effect_of_its_start(name, tables):
     assert f'changes R@1 by {recall} and MAP@R by {precision} points (docs/comparison.md)' in stated
 
 
+def test_the_page_states_what_a_fast_rate_does_to_proxyanchor():
+    page = ' '.join((equality.ROWS.parents[2] / 'docs' / 'comparison.md').read_text().split())
+    for metric, column in (('R@1', 'test_e_recall@1'), ('MAP@R', 'test_map_at_r')):
+        fast, slow = values('proxyanchor_ours', column), values('proxyanchor_0.0001_ours', column)
+        difference = np.array([fast[seed] - slow[seed] for seed in slow])
+        half = stats.t.ppf(.975, len(slow) - 1) * stats.sem(difference)
+        assert f'{difference.mean():+.2f} ± {half:.2f} in {metric}' in page and len(slow) == 10
+
+
 @pytest.mark.parametrize('n_epochs, infix', [(5, ''), (25, '_long')])
 def test_the_page_states_what_a_fast_rate_does_after_few_and_after_many_epochs(n_epochs, infix):
     column = 'test_e_recall@1'

@@ -89,6 +89,11 @@ def test_an_answer_needs_its_interval_and_p_corrected_over_the_primary_questions
     assert [one.p for one in found] == pytest.approx([4 * alone.p] * 4 + [math.nan] * 2, nan_ok=True)
     assert all(one.by_interval == 'yes' for one in found)
     assert [one.answer for one in found] == ['open'] * 4 + ['yes'] * 2              # checks have no corrected p
+    pairs = [['a', 'c'], ['b', 'c']]
+    several = [question('paired', {'pairs': pairs}) for _ in range(40)]
+    one, *_ = questions.findings(several, clear | runs(b=control + draw(6, .018, .005, 1)))
+    *_, mean = one.contrasts
+    assert one.by_interval == 'yes' and one.answer == 'open' and one.single_answer(mean) == 'open'
 
 
 def test_each_contrast_must_hold_and_one_refutes():
