@@ -7,41 +7,42 @@ from utilities.errors import UserError, exit_code
 
 def build():
     parser = command_line.Parser(prog='Result_Evaluations.py',
-                                 description='Groups runs over seeds and prints a table; can also write the '
-                                             'table and figures to files.')
+                                 description='Averages the metrics of runs over seeds and prints a table; can also '
+                                             'write the table and figures to files.')
     source = parser.add_argument_group('which runs').add_argument
     source('--runs', nargs='+', metavar='FOLDER', default=[],
            help="folders that hold run folders or W&B's offline runs, at any depth; or .csv files of --rows")
     source('--project', metavar='ENTITY/PROJECT', help='a project at W&B, instead of --runs')
     source('--cache', metavar='FOLDER', default='wandb_cache',
-           help='keeps what is downloaded from W&B, so that a second report does not download it again')
+           help='folder in which runs that were downloaded from W&B are kept, so that they are downloaded only once')
     source('--datasets', nargs='+', metavar='NAME', default=[], help='only the runs on these data sets')
     source('--only', nargs='+', metavar='TEXT', default=[], help='only the runs whose name contains one of these')
     source('--exclude', nargs='+', metavar='TEXT', default=[],
            help='leave out the runs whose name or path contains one of these')
     source('--script', metavar='SCRIPT',
-           help='only the runs of a script, such as Revisit_Runs.sh, in its order; names those without records')
+           help='only the runs of a script, such as Revisit_Runs.sh, in its order; lists runs that have no records')
     source('--seeds', nargs='+', type=command_line.COUNT, metavar='SEED', default=[],
-           help='the seeds that every group should have; by default all seeds of any group on its data set')
-    source('--with_unfinished', action='store_true', help='count unfinished and crashed runs too, and name them')
+           help='the seeds that every group should have; by default, all seeds that some group on the data set has')
+    source('--with_unfinished', action='store_true', help='include unfinished and crashed runs, and list them')
     numbers = parser.add_argument_group('which numbers').add_argument
     numbers('--metrics', nargs='+', metavar='METRIC', default=['e_recall@1', 'nmi'],
-            help='columns of the table: metrics of the test split, or of another split, as train_rho_spectrum@1')
+            help='columns of the table: metrics of the test split, or of another split with its prefix, as in '
+                 'train_rho_spectrum@1')
     numbers('--select', choices=['last', 'best_val', 'best_test'], default='last',
-            help='the epoch whose numbers are reported; best_test chooses it by the test numbers that it reports')
+            help='the epoch whose metrics are reported; best_test chooses it by the test metrics that are reported')
     numbers('--select_by', metavar='METRIC',
-            help='the metric that is best at the selected epoch; by default the first of --metrics where higher is '
+            help='the metric by which the best epoch is selected; by default, the first of --metrics where higher is '
                  'better')
     numbers('--per_metric', action='store_true',
             help='with best_test or best_val: report each test metric at its own best epoch, as Roth et al. do')
     numbers('--baseline', metavar='GROUP',
             help='add the difference between each group and this one, paired by seed, with its 95 percent interval '
-                 'and p')
+                 'and p-value')
     numbers('--digits', type=command_line.COUNT, default=1,
-            help='decimals of percentages; other numbers have two more')
+            help='number of decimals of percentages; other numbers have two more')
     numbers('--published', nargs='+', choices=['roth2020', 'musgrave2020', 'mohan2020'], metavar='PAPER', default=[],
-            help="instead: each group's published value, ours by the paper's own rule, and their difference; "
-                 'roth2020, musgrave2020, mohan2020')
+            help="print instead each group's published value, our value by the paper's rule, and their difference; "
+                 'papers: roth2020, musgrave2020, mohan2020')
     output = parser.add_argument_group('what to write').add_argument
     output('--latex', metavar='FILE', help='write the table in LaTeX, for the package booktabs')
     output('--markdown', metavar='FILE', help='write the table in Markdown')
@@ -49,14 +50,15 @@ def build():
     output('--rows', metavar='FILE',
            help='write a CSV file with a line per run: its metrics at the selected epoch, command, commit and versions')
     output('--all_epochs', action='store_true',
-           help='with --rows: also a line for each other epoch, with the --metrics to six digits')
+           help='with --rows: also write a line for each other epoch, with the --metrics to six digits')
     output('--compare', nargs=2, metavar=('OLD', 'NEW'),
-           help='print what changed between two files of --rows, and which changes exceed the differences between '
-                'seeds')
+           help='compare two files of --rows: print the difference of each mean, with its 95 percent interval and '
+                'p-value')
     output('--figures', metavar='FOLDER', help='write the figures of each data set')
     output('--figure_metrics', nargs='+', metavar='METRIC', default=[],
-           help='metrics of the correlation matrix, curves and bars; by default the matrix has all common test metrics')
-    output('--format', choices=['png', 'pdf', 'svg'], default='png', help='the format of the figures')
+           help='metrics of the correlation matrix, curves and bars; by default, the matrix has all common test '
+                'metrics')
+    output('--format', choices=['png', 'pdf', 'svg'], default='png', help='file format of the figures')
     command_line.add_completion(parser)
     return parser
 

@@ -36,8 +36,8 @@ def add_threshold(parser, default):
 
 def add_suspects(parser):
     parser.add_argument('photos', metavar='PHOTOS_OR_RUN',
-                        help='folder of class folders; CSV file with columns path and label; or a run, for the images '
-                             'it evaluates')
+                        help='folder with one folder per class, CSV file with columns path and label, or run with its '
+                             'evaluation images')
     parser.add_argument('--run', metavar='RUN',
                         help='run folder or checkpoint whose network embeds the photos; by default the pretrained '
                              'backbone of --arch, without an embedding layer')
@@ -67,8 +67,8 @@ def build():
         ('query', 'print the images of an index that are nearest to photos'),
         ('add', 'embed images and add them to an index; files that have changed since they were added are replaced'),
         ('remove', 'remove images from an index; their files stay'),
-        ('suspects', 'list images whose labels are probably wrong, near-duplicates, classes that are probably one, '
-                     'and outliers. All other flags go to main.py'),
+        ('suspects', 'list images whose labels are probably wrong, near-duplicates, pairs of classes that are probably '
+                     'the same class, and outliers. Flags that are not listed here are passed to main.py'),
         ('serve', 'serve a page to search an index by dropping a photo on it'))
     index, query, add, remove, suspects, serve = (commands.add_parser(name, help=text, description=text)
                                                   for name, text in texts)

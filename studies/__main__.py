@@ -135,13 +135,14 @@ def check_table(found):
     rows = [[name, asked(finding.question), shown(finding, one), shown(finding, beside), n_text(finding),
              finding.single_answer(name)] for finding in found for name, (one, beside) in finding.contrasts.items()]
     commands = dict.fromkeys(f'`{finding.question.command}`' for finding in found)
-    return f'{markdown(["contrast", "asked", "MAP@R", "R@1", "n", "answer"], rows)}\n\n{"; ".join(commands)}'
+    return f'{markdown(["contrast", "yes if", "MAP@R", "R@1", "n", "answer"], rows)}\n\n{"; ".join(commands)}'
 
 
 def second_search(finding):
-    """Returns the sentence on how far the settings of a second search move the results."""
-    moves = ' and '.join(f'{label(name)} by {shown(finding, one)}' for name, (one, _) in finding.contrasts.items())
-    return (f'The settings of a second search, with another seed, move {moves} points of MAP@R ({n_text(finding)}). '
+    """Returns the sentence on how much the settings of a second search change the results."""
+    moves = ' and '.join(f'by {shown(finding, one)} points for {label(name)}'
+                         for name, (one, _) in finding.contrasts.items())
+    return (f'With the settings of a second search, with another seed, MAP@R changes {moves} ({n_text(finding)}). '
             f'No interval on this page includes this variation.')
 
 
@@ -168,7 +169,7 @@ def tables(titles):
                         longer_text(longer)])
         short.append([link(title, RESULTS), bound, short_effect(one), p, short_answer(one, longer)])
         of_questions[f'question {one.question.name}'] = question_text(one, longer)
-    heads = ['question', 'asked', 'effect', 'p']
+    heads = ['question', 'yes if', 'effect', 'p']
     study = methods.read()
     return of_questions | equality.tables() | published.tables() | {
         'answers': markdown([*heads, 'n', 'answer', 'with 48 epochs'], answers),

@@ -9,17 +9,17 @@ from utilities.text_tables import markdown
 ROWS = Path(__file__).parent / 'rows' / 'equality.csv'
 MARGIN = 0.3                                              # points: smaller differences count as equal
 METRICS = {'R@1': 'e_recall@1', 'MAP@R': 'map_at_r'}
-# rows of the tables: groups of the script without Equality_, and what is not the same on both sides
+# rows of the tables: groups of the script without Equality_, and what differs apart from the code
 PEERS = {'contrastive': ('contrastive_ours', 'contrastive_pml', 'nothing (our miner)'),
          'triplet': ('triplet_ours', 'triplet_pml', 'the miner'),
          'triplet, defaults': ('triplet_defaults_ours', 'triplet_defaults_pml', 'the miner and its defaults'),
          'multisimilarity': ('multisimilarity_ours', 'multisimilarity_pml', 'nothing'),
          'ntxent': ('ntxent_ours', 'ntxent_pml', 'nothing'),
-         **{name: (f'{name}_ours', f'{name}_pml', 'class weights at the start')
+         **{name: (f'{name}_ours', f'{name}_pml', 'initial class weights')
             for name in ('arcface', 'cosface', 'softmax', 'subcenter_arcface')},
-         'softtriplet': ('softtriplet_ours', 'softtriplet_pml', 'centres at the start'),
+         'softtriplet': ('softtriplet_ours', 'softtriplet_pml', 'initial centres'),
          'proxyanchor': ('proxyanchor_ours', 'proxyanchor_pml', 'nothing'),
-         'proxynca_pp': ('proxynca_pp_ours', 'proxynca_pp_pml', 'size of the proxies')}
+         'proxynca_pp': ('proxynca_pp_ours', 'proxynca_pp_pml', 'initial size of the proxies')}
 # learning rate at which Adam turns our class weights or proxies as fast as it turns pml's at 0.01
 SLOW = {'arcface': 0.00051, 'cosface': 0.00051, 'softmax': 0.00051, 'subcenter_arcface': 0.00051,
         'proxynca_pp': 0.00125}
@@ -75,7 +75,7 @@ def tables():
         'range': pml_range(found),
         **{name: markdown(['loss', 'n', *gaps, what],
                           [[loss, *cells(found, *sides), note] for loss, (*sides, note) in rows.items()])
-           for name, rows, what in (('equality', PEERS, 'what is not the same'),
+           for name, rows, what in (('equality', PEERS, 'what differs'),
                                     ('miners', MINED, 'effect of the miner'))},
         'sizes': markdown(
             ['loss', 'slow rate', 'n', *gaps, *(f'{name}, slow minus pml' for name in METRICS)],

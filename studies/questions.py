@@ -231,7 +231,8 @@ def separated(of, metric):
     counts = np.random.default_rng(0).multinomial(n_methods, np.full(n_methods, 1 / n_methods), DRAWS)
     weights = (counts.sum(axis=1) ** 2 - (counts ** 2).sum(axis=1)) / 2             # pairs of different methods
     drawn = np.einsum('di,ij,dj->d', counts, gain, counts) / 2 / np.maximum(weights, 1) * n_pairs
-    return {f'more of the {n_pairs:.0f} pairs': Estimate(float(gain.sum() / 2), n_methods, draws=drawn)}
+    contrast = f'differing pairs (of {n_pairs:.0f}), MAP@R minus R@1'
+    return {contrast: Estimate(float(gain.sum() / 2), n_methods, draws=drawn)}
 
 
 def correlations(of, metric):
@@ -251,7 +252,7 @@ def correlations(of, metric):
         by_decay, by_ratio = (decay * results).sum(axis=-1), (ratio * results).sum(axis=-1)
         return by_decay, by_ratio, by_decay - by_ratio
 
-    names = 'spectral decay', 'distance ratio', 'decay minus ratio'
+    names = 'spectral decay', 'distance ratio', 'spectral decay minus distance ratio'
     found = correlated(np.arange(n_methods))
     drawn = correlated(np.random.default_rng(0).integers(n_methods, size=(DRAWS, n_methods)))
     return {name: Estimate(float(value), n_methods, draws=draws)

@@ -149,7 +149,7 @@ def test_the_commands_of_the_start_page_draw_and_search(there, monkeypatch, caps
         assert b'<html' in connection.getresponse().read()
         raise KeyboardInterrupt
     monkeypatch.setattr(server.stopping, 'sleep', visit)
-    assert follow('docs/start.md', 'Look at it') == ['Evaluate_Network.py', 'main.py', 'main.py']
+    assert follow('docs/start.md', 'Pictures and metrics') == ['Evaluate_Network.py', 'main.py', 'main.py']
     assert follow('docs/start.md', 'Wrong labels') == ['suspects']
     assert follow('docs/start.md', 'Search') == ['index', 'query', 'query', 'serve', 'add', 'remove']
     assert all((there / name).exists() for name in ('drawn/tsne_test.png', 'drawn/why_test.png', 'suspects.csv',

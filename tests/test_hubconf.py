@@ -159,7 +159,8 @@ def test_the_files_that_the_page_copies_are_used_where_nothing_else_of_this_prog
     subprocess.run(['bash', '-c', re.search(r'```bash\n(.*?)```', section, re.DOTALL)[1]], cwd=tmp_path, check=True)
     data, _ = re.findall(r'```python\n(.*?)```', loop, re.DOTALL)
     parts = re.findall(r'```python\n(.*?)```', section, re.DOTALL)
-    code = '\n'.join([data, 'images, labels = next(iter(loader))', *(f'{part}\nloss.backward()' for part in parts),
+    code = '\n'.join([data, 'network.to(DEVICE)', 'images, labels = next(iter(loader))',
+                      *(f'{part}\nloss.backward()' for part in parts),
                       'optimizer.step()', 'print(loss.item(), semihard.__file__)'])
     done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, check=True, capture_output=True, text=True)
     value, file = done.stdout.split()

@@ -208,7 +208,7 @@ def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
         pytest.skip('this checkout has the custom loss already')
     folder = copied(tmp_path / 'code')
     section = (ROOT / 'README.md').read_text().partition('## A custom loss\n')[2].partition('\n## ')[0]
-    name, = re.findall(r'Write the file `criteria/(\w+)\.py`', section)
+    name, = re.findall(r'Write `criteria/(\w+)\.py`', section)
     code, = re.findall(r'```python\n(.*?)```', section, re.DOTALL)
     (folder / 'criteria' / f'{name}.py').write_text(code)
     diff, = re.findall(r'```diff\n(.*?)```', section, re.DOTALL)

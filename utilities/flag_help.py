@@ -16,7 +16,8 @@ MOST = 30                     # flags that the page of a word explains; if more 
 class Help(argparse.Action):
     def __init__(self, option_strings, dest):
         super().__init__(option_strings, dest, nargs='*', default=argparse.SUPPRESS, metavar='WORD',
-                         help='explain the flags of a method, of a group, or with a word in them; all: every flag')
+                         help='explain the flags of a method or a group, or the flags with a word in them; all: every '
+                              'flag')
 
     def __call__(self, parser, namespace, words, option_string=None):
         print(page(parser, words), end='')

@@ -173,7 +173,7 @@ def correlations(methods, column=MAP, correlate=stats.spearmanr):
     decay, ratio = single(np.arange(n_methods))
     drawn = np.array([single(random.integers(n_methods, size=n_methods)) for _ in range(1_000)])
     return {'spectral decay': Drawn(decay, drawn[:, 0]), 'distance ratio': Drawn(ratio, drawn[:, 1]),
-            'decay minus ratio': Drawn(decay - ratio, drawn[:, 0] - drawn[:, 1])}
+            'spectral decay minus distance ratio': Drawn(decay - ratio, drawn[:, 0] - drawn[:, 1])}
 
 
 def separated(methods):
@@ -191,7 +191,7 @@ def separated(methods):
         some = random.integers(n_methods, size=n_methods)
         others = some[first] != some[second]
         drawn.append(len(first) * gain[some[first], some[second]][others].mean())
-    return {f'more of the {len(first)} pairs': Drawn(gain.sum() / 2, drawn)}
+    return {f'differing pairs (of {len(first)}), MAP@R minus R@1': Drawn(gain.sum() / 2, drawn)}
 
 
 EFFECTS = {function.__name__: function for function in (paired, each, selection, best, spread, correlations, separated)}
@@ -307,13 +307,13 @@ def answer(by_interval, p, question):
 
 
 @pytest.mark.parametrize('file, name', [(program.RESULTS, 'answers'), ('README.md', 'answers in short')])
-def test_asked_p_and_answer_of_the_twelve_questions(file, name):
+def test_the_condition_p_and_answer_of_the_twelve_questions(file, name):
     shown = page_rows(file, name)
     assert shown.keys() == decisions().keys() and len(shown) == 12
     for name, (_, by_interval, p) in decisions().items():
         question, row = registered()[name], shown[name]
         unit = ' pairs' if name == 'map_at_r' else ''
-        assert row['asked'] == ASKED[question['expects']].format(question['margin']) + unit
+        assert row['yes if'] == ASKED[question['expects']].format(question['margin']) + unit
         expected = answer(by_interval, p, question)
         if file == 'README.md':
             expected = expected.split()[0]                              # without the reason
@@ -403,8 +403,8 @@ def test_neither_correlation_is_told_from_zero():
 def test_a_second_search_beside_the_answers_that_need_one():
     contrasts, _, _ = decide(registered()['search_seed'])
     text = (ROOT / program.RESULTS).read_text(encoding='utf-8')
-    moves = ' and '.join(f'{label(name)} by {number(one.mean)} ({one.interval()[0]:.1f} to {one.interval()[1]:.1f})'
-                         for name, one in contrasts.items())
-    assert text.count(f'move {moves} points of MAP@R') == 3
+    moves = ' and '.join(f'by {number(one.mean)} ({one.interval()[0]:.1f} to {one.interval()[1]:.1f}) points for '
+                         f'{label(name)}' for name, one in contrasts.items())
+    assert text.count(f'MAP@R changes {moves}') == 3
     for heading in ('### Does tuning improve', '### Does direction regularisation'):
         assert moves in text[text.index(heading):].partition('\n### ')[0]
