@@ -143,7 +143,7 @@ def plot(found, file):
         for column, setting in enumerate(SETTINGS, start=1):
             seed = found[setting][0]
             axes[row, column].scatter(*seed[split][0].T, c=seed['labels'][split], cmap='tab10', vmin=0, vmax=9, s=2)
-            axes[row, column].set(title=f'embeddings, {split}, {setting}', aspect='equal')
+            axes[row, column].set(title=f'embeddings, {split},\n{setting}', aspect='equal')
     for i, setting in enumerate(SETTINGS):
         spectra = np.array([seed['train'][2] for seed in found[setting]])
         recalls = np.array([[seed[split][1] for split in ('train', 'test')] for seed in found[setting]])
