@@ -282,7 +282,7 @@ def classes(embedded, seed, n_worst=12):
             else:
                 written = right.text(recall[c] + 1, bar, text, va='center', fontsize=5.5, ha='left', color=WRONG)
             plotting.fit(written, 2.2 * max(recall[c], 100 - recall[c]) / 100)       # the axes are 2.2 inches wide
-    right.set(xlim=(0, 100), xlabel='R@1 (%) of the worst classes; their main mistake')
+    right.set(xlim=(0, 100), xlabel='R@1 (%) of the worst classes,\nand their main mistake')
     for tick in right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst]):
         plotting.fit(tick.label1, 1.6)
     return figure

@@ -27,11 +27,11 @@ STYLE = {'font.size': 7, 'axes.prop_cycle': f'cycler(color={list(COLOURS)})',
 
 
 def styled(draw):
-    """A decorator: `draw` makes and writes its figures in this style."""
+    """A decorator: `draw` makes and writes its figures in this style, whatever the user's matplotlibrc has."""
     @functools.wraps(draw)
     def in_style(*args, **kwargs):
-        import matplotlib
-        with matplotlib.rc_context(STYLE), uncollected():
+        import matplotlib.style
+        with matplotlib.style.context(['default', STYLE]), uncollected():
             return draw(*args, **kwargs)
     return in_style
 

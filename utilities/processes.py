@@ -130,6 +130,7 @@ def connect():
     try:
         base, number, n = next(dist.rendezvous('env://', timeout=CONNECTING))      # may keep old entries
         store = dist.PrefixStore(os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), base)
+        os.environ.setdefault('TORCH_DIST_INIT_BARRIER', '1')      # none goes on, and may end, while another connects
         dist.init_process_group(backends(), timeout=TIMEOUT, store=store, rank=number, world_size=n)
         patient = dist.new_group(backend='gloo', timeout=PATIENCE)
     except (KeyError, ValueError) as error:

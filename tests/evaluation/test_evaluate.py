@@ -212,6 +212,7 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
     again = ['distances', 'classes']
     random = ['retrieval', 'tsne', *again]                          # the others sample nothing
     for folder, some in (('again', again), ('drawn', random)):
+        monkeypatch.setitem(matplotlib.rcParams, 'axes.labelsize', 'large')           # as a matplotlibrc may have it
         assert after_training(run_folder, 'pictures', tmp_path / folder, '--pictures', *some) == 0
         assert len(capsys.readouterr().out.splitlines()) >= 2 * len(some)
     for name in pictures:
