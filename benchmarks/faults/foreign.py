@@ -13,6 +13,7 @@ import stat
 import struct
 import tarfile
 import time
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -81,7 +82,8 @@ def hostile_archive(generator, number, outside):
             entry = zipfile.ZipInfo(name.encode('utf-8', 'replace').decode())
             entry.external_attr = generator.choice([0, 0o120777 << 16, 0o104755 << 16, 0o20666 << 16])
             archive.writestr(entry, generator.choice([content, str(outside).encode()]), zipfile.ZIP_DEFLATED)
-            archive.writestr('plain', b'content')
+            with warnings.catch_warnings(action='ignore', category=UserWarning):        # of two entries of one name
+                archive.writestr('plain', b'content')
     else:
         with tarfile.open(fileobj=file, mode='w' if kind == 'tar' else 'w:gz', errors='surrogateescape') as archive:
             entry = tarfile.TarInfo(name)
