@@ -35,7 +35,7 @@ def changes(before, now, *kinds):
 def require_unchanged(folder, description, files):
     """Raises UserError if the data or the files of the run to continue have changed since it began."""
     run_folder.require_same_data(folder, description)
-    not_compared = {'csv', 'splits'}                         # what they say is in the description of the data
+    not_compared = {'csv', 'splits'}                         # their contents are in the description of the data
     if (folder / run_folder.LAST).exists():
         not_compared.add('start_from')                       # no longer read, and that run may have gone on
     run_folder.require_same_files(folder, {name: files[name] for name in files if name not in not_compared})

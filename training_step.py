@@ -195,7 +195,7 @@ class TrainingStep:
         loss = loss.detach().clone()
         optimization.add_up(self.of_network, loss)
         norm = torch.nn.utils.get_total_norm(existing_gradients(self.of_network + self.of_criterion))
-        exchange.copy_from_main([norm])                        # which includes the gradients of the criterion
+        exchange.copy_from_main([norm])                        # process 0's norm includes the criterion's gradients
         norm, optimizers = optimization.unscale(self.scaler, self.optimizers, norm)
         optimization.clip(self.opt, self.of_network + self.of_criterion, norm)
         for optimizer in optimizers:

@@ -121,7 +121,7 @@ def check_scans(image):
     image.fp.seek(0)
     data = image.fp.read()
     image.fp.seek(place)
-    numbers = np.frombuffer(data, np.uint8)                             # whose comparison is faster than bytes.count
+    numbers = np.frombuffer(data, np.uint8)                             # comparing an array is faster than bytes.count
     n_at_most = np.count_nonzero((numbers[:-1] == 0xFF) & (numbers[1:] == SCAN))    # a preview in it has some, too
     if n_at_most > MAX_SCANS and n_scans(data) > MAX_SCANS:
         raise TooManyScans(f'a JPEG file of more than {MAX_SCANS} scans')

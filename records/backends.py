@@ -129,7 +129,7 @@ class Wandb:
     def __init__(self, opt, folder, settings, start):
         import wandb
         self.logged = start - 1                              # the last epoch that log() took
-        self.pictures = {}                                   # of the next epoch
+        self.pictures = {}                                   # pictures of the next epoch
         if opt.wandb_key:
             os.environ['WANDB_API_KEY'] = opt.wandb_key      # only here; wandb.login would write it to a file
         config = run_folder.read(folder)

@@ -77,5 +77,5 @@ def renamed(weights):
         elif name.startswith('model.'):
             state[name.replace('model', 'backbone', 1)] = value
         elif not name.startswith('layer_blocks.'):
-            state[name] = value                              # which no network of this program has
+            state[name] = value                              # a name that no network of this program has
     return state

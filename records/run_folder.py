@@ -227,7 +227,7 @@ def as_yaml(content):
 def without_secrets(arguments, secrets):
     """The command line's arguments without the flags named in `secrets` and their values."""
     kept = []
-    is_value = False                                         # of the flag before it
+    is_value = False                                         # whether a word is the value of the flag before it
     for argument in arguments:
         if is_value:
             is_value = False

@@ -79,9 +79,14 @@ def runs_text(test, n, n_baseline):
 
 def explained(baseline, table):
     """Sentences for the caption of a table with the columns of add()."""
-    compared = [key for cells in table.values() for key, cell in cells.items() if cell.facts]
-    several = len(set(compared)) < len(compared)
-    tests = {cell.facts['test'] for cells in table.values() for cell in cells.values() if 'test' in cell.facts}
+    columns = []
+    tests = set()
+    for cells in table.values():
+        for key, cell in cells.items():
+            if cell.facts:
+                columns.append(key)
+                tests.add(cell.facts['test'])
+    several = len(set(columns)) < len(columns)
     known = f' A single run of {baseline} counts as known: its variation over seeds is in no interval and no p.'
     return (f' Δ: difference to {baseline}, ± half of its 95 % interval; p: paired t-test over runs of the same seed, '
             f'unless another test is named{CORRECTED * several}.{known * (significance.ONE_SAMPLE in tests)}')

@@ -19,7 +19,7 @@ RESULTS = 'docs/results.md'
 PAGES = (RESULTS, 'docs/comparison.md', 'studies/tables.md', 'README.md')
 QUESTION = re.compile(r'^### (?P<title>[^\n]+)\n(?:(?!\n##).)*?<!-- table question (?P<name>\w+) -->', re.M | re.S)
 ASKED = {'greater': '> {:g}', 'at most': '< {:g}', 'equal': 'within ± {:g}'}
-UNITS = {'separated': ' pairs'}                                            # of effects that are not in points
+UNITS = {'separated': ' pairs'}                                            # units of effects that are not in points
 SETTING = re.compile(r'(_tuned|_rho|_gamma|_512|_four_concatenated)?(_longer|_again)?(?= |$)')      # ends of methods
 LONGER, SECOND_SEARCH = '_longer', 'search_seed'                           # checks in claims.yaml, or ends of them
 

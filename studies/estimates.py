@@ -109,11 +109,14 @@ def answer(estimate, asks, margin):
     """
     low, high = estimate.interval()
     if asks == 'equal':
-        is_so, is_not = -margin < low and high < margin, low > margin or high < -margin
+        is_so = -margin < low and high < margin
+        is_not = low > margin or high < -margin
     elif asks == 'greater':
-        is_so, is_not = low > margin, high < margin
+        is_so = low > margin
+        is_not = high < margin
     else:
-        is_so, is_not = high < margin, low > margin
+        is_so = high < margin
+        is_not = low > margin
     if is_so:
         return 'yes'
     return 'no' if is_not else 'open'

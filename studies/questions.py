@@ -249,7 +249,8 @@ def correlations(of, metric):
         scores = sides[:, some] if metric == RECALL else stats.rankdata(sides[:, some], axis=-1)
         scores = scores - scores.mean(axis=-1, keepdims=True)
         decay, ratio, results = scores / np.linalg.norm(scores, axis=-1, keepdims=True)
-        by_decay, by_ratio = (decay * results).sum(axis=-1), (ratio * results).sum(axis=-1)
+        by_decay = (decay * results).sum(axis=-1)
+        by_ratio = (ratio * results).sum(axis=-1)
         return by_decay, by_ratio, by_decay - by_ratio
 
     names = 'spectral decay', 'distance ratio', 'spectral decay minus distance ratio'

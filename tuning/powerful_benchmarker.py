@@ -141,9 +141,9 @@ def splits(options, settings, notes):
 
 def split_scheme(options):
     """The --split_scheme; class_folds if the experiment has a scheme without a counterpart."""
-    manager = options.class_of('class of the splits')                                # of 2021
+    manager = options.class_of('class of the splits')                                # version of 2021
     scheme = options.look('special_split_scheme_name', TEXT)
-    schemes = options.group('split')                                                 # of 2019
+    schemes = options.group('split')                                                 # version of 2019
     if manager in ('MLRCSplitManager', 'ClassDisjointSplitManager'):
         options.take('class of the splits', TEXT)
     if manager == 'MLRCSplitManager':

@@ -180,7 +180,7 @@ FRACTION = number(float, 0, 1)
 WHOLE = number(int)
 POSITIVE_INT = number(int, 1)
 COUNT = number(int, 0)
-SIDE = number(int, 1, 10_000)         # of images, in pixels
+SIDE = number(int, 1, 10_000)         # side of an image, in pixels
 
 
 def flag(group, *names, **options):

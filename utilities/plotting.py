@@ -67,7 +67,7 @@ def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
     n_columns = max(len(tiles) for _, tiles in rows)
     n_lines = max(len((text or '').splitlines()) for _, tiles in rows for _, _, text in tiles)
     width = (n_columns - 1) * (1 + gap) + 1 + (2 + len(breaks)) * gap
-    height = 1 + (2.2 + 1.2 * n_lines) * gap                 # of a row
+    height = 1 + (2.2 + 1.2 * n_lines) * gap                 # height of a row
     scale = 2 * COLUMN / width
     figure = new_figure(2 * COLUMN, scale * (len(rows) * height + gap / 2))
     figure.set_layout_engine('none')

@@ -168,7 +168,7 @@ def ending_together():
         if not isinstance(error, dist.DistError) and 'gloo' not in str(error):
             store.compare_set('first to fail', '', str(rank()))      # before others fail since the run folder is gone
             raise
-        stopping.sleep(1)                        # what has started the processes stops this one when another has ended
+        stopping.sleep(1)                        # the launcher stops this process when another has ended
         raise RunFailed('Another process of the run was killed or cannot be reached any more.') from None
 
 

@@ -48,7 +48,7 @@ def preserved():
     process has begun to use GPUs, on the current GPU, which also becomes the current one again.
     """
     states = random.getstate(), np.random.get_state()
-    gpus = torch.get_device_module()                         # that of the CPU if this torch knows no GPU
+    gpus = torch.get_device_module()                         # the CPU's if this torch knows no GPU
     is_used = gpus is not torch.cpu and getattr(gpus, 'is_initialized', gpus.is_available)()        # MPS lacks it
     current = [torch.accelerator.current_device_index()] if is_used else []
     try:

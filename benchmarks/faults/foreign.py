@@ -82,7 +82,7 @@ def hostile_archive(generator, number, outside):
             entry = zipfile.ZipInfo(name.encode('utf-8', 'replace').decode())
             entry.external_attr = generator.choice([0, 0o120777 << 16, 0o104755 << 16, 0o20666 << 16])
             archive.writestr(entry, generator.choice([content, str(outside).encode()]), zipfile.ZIP_DEFLATED)
-            with warnings.catch_warnings(action='ignore', category=UserWarning):        # of two entries of one name
+            with warnings.catch_warnings(action='ignore', category=UserWarning):   # warning of two entries of one name
                 archive.writestr('plain', b'content')
     else:
         with tarfile.open(fileobj=file, mode='w' if kind == 'tar' else 'w:gz', errors='surrogateescape') as archive:
