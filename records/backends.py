@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import threading
+import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -88,6 +89,9 @@ class TensorBoard:
 
     def __init__(self, opt, folder, settings, start):
         from torch.utils.tensorboard import SummaryWriter
+        # files are read in the order of their names, which begin with the second of their start
+        while any((folder / 'tensorboard').glob(f'*.tfevents.{int(time.time())}.*')):
+            time.sleep(0.05)
         self.usual = threading.excepthook
         threading.excepthook = self.unless_told_later
         self.writer = SummaryWriter(folder / 'tensorboard', purge_step=start)

@@ -331,11 +331,11 @@ def test_the_printed_address_answers_this_machine_only(host, shown, n_addresses,
 @pytest.fixture
 def page(index):
     """The page in a headless browser, of the application served at a free port."""
-    sync_api, waitress = pytest.importorskip('playwright.sync_api'), pytest.importorskip('waitress')
+    sync_api, _ = pytest.importorskip('playwright.sync_api'), pytest.importorskip('waitress')
     browser = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
     if browser is None:
         pytest.skip('no Chromium is installed')
-    running = waitress.create_server(server.application(index, MeanColour(), transform, k=3), host='127.0.0.1', port=0)
+    running = server.listening(server.application(index, MeanColour(), transform, k=3), '127.0.0.1', 0)
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
     with sync_api.sync_playwright() as playwright:
@@ -360,10 +360,16 @@ def caption(page, text):
     expect(page.locator('#query figcaption')).to_have_text(text)
 
 
+MISSING = '[...document.images].filter(i => i.src && !i.naturalWidth).map(i => [i.src, i.complete])'
+
+
 def shown(page):
     """The results' file names, once there are three and all pictures are loaded."""
     expect(page.locator('#results b')).to_have_count(3)
-    wait_for(lambda: page.evaluate('[...document.images].every(image => !image.src || image.naturalWidth)'))
+    try:
+        wait_for(lambda: page.evaluate(f'{MISSING}.length') == 0)
+    except AssertionError as error:
+        raise AssertionError(f'not loaded: {page.evaluate(MISSING)}; said: {page.wrong}') from error
     return [name.removesuffix('.png') for name in page.locator('#results li a span span:last-child').all_inner_texts()]
 
 
@@ -390,6 +396,19 @@ def test_the_page_in_a_browser(page, index, tmp_path):
         expect(page.locator('#status')).to_contain_text(said)
         assert page.locator('#status.unknown').count() == (colour == '#0ff')
     assert page.wrong == []
+
+
+def test_an_image_that_the_server_refuses_once_is_asked_for_again(page):
+    asked = []
+
+    def refuse_once(route):
+        asked.append(route.request.url)
+        route.continue_() if asked.count(route.request.url) > 1 else route.fulfill(status=503)
+
+    page.route('**/image/*', refuse_once)
+    page.reload()
+    wait_for(lambda: page.evaluate(f'document.images.length > 8 && {MISSING}.length == 0'))
+    assert sorted(asked) == sorted(2 * list(set(asked))) and len(asked) == 16
 
 
 def test_a_photo_is_dropped_and_a_file_that_is_none_is_explained(page):
