@@ -6,7 +6,10 @@ QUICK = tests/test_parameters.py tests/test_configs.py tests/criteria/test_contr
 # bytecode is kept, also where the environment turns it off, since several processes import the same files
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --dist loadfile
 
-.PHONY: help demo test quick docs regress test-device test-slurm test-postgres toy clean
+SCRIPT = run_scripts/Comparison_Runs.sh
+BASELINE = Triplet_Random
+
+.PHONY: help demo compare test quick docs regress test-device test-slurm test-postgres toy clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -14,6 +17,10 @@ help:           ## this list
 demo: .venv/installed           ## train on letters rendered from fonts for one to three minutes, and show the results
 	$(BIN)/python main.py --dataset glyphs --arch conv4_normalize --not_pretrained --loss multisimilarity \
 	    --loss_multisimilarity_margin 2 --lr 0.001 --bs 112 --samples_per_class 4 --n_epochs 8 --no_train_metrics --group demo
+
+compare: .venv/installed        ## train two methods with five seeds each for eight minutes, and compare them; SCRIPT=... BASELINE=... takes others
+	$(BIN)/python Launch_Runs.py $(SCRIPT) --workers 2
+	$(BIN)/python Result_Evaluations.py --runs Training_Results --script $(SCRIPT) --metrics map_at_r --baseline $(BASELINE)
 
 test: .venv/installed-dev       ## ruff and pytest
 	$(BIN)/ruff check .

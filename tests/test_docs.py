@@ -218,14 +218,22 @@ def test_the_numbers_of_parts_in_the_comparison_are_those_of_the_registries_and_
         assert len([name for name in classes if not re.search('^Base|Mixin$', name)]) == int(theirs), kind
 
 
-@pytest.mark.parametrize('page', ['README.md', 'docs/result_evaluations.md'])
-def test_the_comparison_of_two_methods(page, tmp_path, monkeypatch, capsys):
+def test_make_compare_executes_the_two_commands_of_the_page():
+    line, = [line for line in blocks('README.md', 'bash') if line.startswith('make compare')]
+    done = subprocess.run([*shlex.split(line), '-n'], cwd=ROOT, capture_output=True, text=True, check=True)
+    made = [shlex.split(line)[1:] for line in done.stdout.splitlines() if re.search(r'python (Launch|Result)_', line)]
+    launch, table = commands(section('docs/result_evaluations.md', 'Compare two methods'))
+    assert made == [launch, [word for word in table if word != 'e_recall@1']]
+
+
+def test_the_comparison_of_two_methods(tmp_path, monkeypatch, capsys):
     """With two of its five seeds."""
     (tmp_path / 'run_scripts').symlink_to(ROOT / 'run_scripts')
     monkeypatch.chdir(tmp_path)
     small = [*SMALL, '--iterations_per_epoch', '4', '--test_size', '0.1', '--evaluation_metrics', 'e_recall@1',
              'map_at_r']
-    done = follow(page, 'Compare two methods', '--only', '_s0', '_s1', '--workers', '2', small=small)
+    some = ['--only', '_s0', '_s1', '--workers', '2']
+    done = follow('docs/result_evaluations.md', 'Compare two methods', *some, small=small)
     assert done == ['Launch_Runs.py', 'Result_Evaluations.py']
     assert re.search(r'Triplet Distance .*\(p [=<] 0\.\d+, n = 2\)', capsys.readouterr().out)
 
