@@ -52,17 +52,13 @@ def cell_of(difference, p_holm, name, digits):
     text = difference_text(difference.mean, difference.interval, name, digits)
     n = difference.n[0]
     if not math.isnan(p_holm):
-        text += f' ({p_text(p_holm)}, {runs_text(difference.test, *difference.n)})'
+        text += f' (p {significance.p_text(p_holm)}, {runs_text(difference.test, *difference.n)})'
     facts = {'interval': difference.interval, 'p': difference.p, 'p_holm': p_holm, 'test': difference.test}
     return tables.Cell(difference.mean, math.nan, n, n, text, facts=facts)
 
 
 def difference_text(mean, half, name, digits):
     return tables.signed(mean, name, digits) + ('' if math.isnan(half) else f' ± {tables.printed(half, name, digits)}')
-
-
-def p_text(p):
-    return 'p < 0.001' if p < 0.0005 else f'p = {p:.3f}'
 
 
 def runs_text(test, n, n_baseline):

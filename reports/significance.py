@@ -130,6 +130,14 @@ def paired_test(one, other):
     return float(stats.ttest_rel(one, other).pvalue), PAIRED
 
 
+def p_text(p):
+    """
+    >>> p_text(0.0123), p_text(0.0007)
+    ('= 0.012', '< 0.001')
+    """
+    return '< 0.001' if p < 0.001 else f'= {p:.3f}'
+
+
 def holm(p_values):
     """
     The p-values of m hypotheses -> p-values corrected for multiple testing, in the same order. nan stands for a

@@ -2,6 +2,7 @@
 import math
 import re
 
+from reports import significance
 from utilities.errors import UserError
 
 PLACE = re.compile(r'<!-- table (?P<name>[^\n]+?) -->\n.*?<!-- end -->', re.DOTALL)
@@ -42,4 +43,4 @@ def span(interval, digits=1):
 
 
 def p_text(p):
-    return '' if math.isnan(p) else '< 0.001' if p < 0.001 else f'{p:.3f}'
+    return '' if math.isnan(p) else significance.p_text(p).removeprefix('= ')
