@@ -99,7 +99,7 @@ class Miner:
         self.takes_masks = takes_masks
         self.use = use
         self.mined = None                                                 # the tuples of the last batch
-        self.tuples = None                                                # those that a wrapper or the caller gives
+        self.tuples = None                                                # the tuples given by a wrapper or the caller
         is_public = hasattr(batchminer, 'name')                           # a miner of the public code
         self.mine = mine_on_the_cpu(batchminer) if is_public else batchminer
 

@@ -16,7 +16,7 @@ MMAP_THRESHOLD = -3                           # the parameters' numbers in glibc
 KEPT = 2 ** 31 - 1                                                # bytes of freed memory that a process keeps at most
 MAPPED_FROM = 2 ** 30                                             # bytes; larger blocks are returned when freed
 
-# what --device takes, and what it means
+# values of --device, and their meanings
 DEVICES = {'auto': 'an NVIDIA GPU if available, else an Apple GPU, else the CPU', 'cpu': 'the CPU',
            'cuda': 'an NVIDIA GPU', 'mps': 'an Apple GPU'}
 
