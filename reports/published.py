@@ -34,7 +34,7 @@ def report(opt, groups, notes):
     if compared.empty:
         raise UserError(f'--published {" ".join(opt.published)}: no group has a published value; they belong to the '
                         'groups of Revisit_Runs.sh and run_scripts/, such as CUB_Margin_b06_Distance')
-    named = dict.fromkeys(group for _, group, _ in runs_by_line(groups))
+    named = dict.fromkeys(group for _, _, group, _ in runs_by_line(groups))
     others = [group for group in named if group not in set(compared.group)]
     if others:
         notes = [*notes, f'no published value: {", ".join(others)}']
@@ -71,15 +71,16 @@ def compare(paper, groups):
     """
     A table with a row per line of a paper that has runs among the Groups: what read() gives, and of our runs method,
     ours (mean over seeds), std, n; difference (ours minus published) and differs, or the reason why they are not
-    compared; interval and half: half the widths of the 95 % intervals of the difference and of our mean.
+    compared; interval and half: half the widths of the 95 % intervals of the difference and of our mean. data_set is
+    Group.data: a group on several test sets has a row for each.
     """
     found = runs_by_line(groups)
     rows = []
-    methods = naming.methods((dataset, group) for dataset, group, _ in found)
-    for line in read(paper).itertuples():
-        key = line.data_set, line.group, line.split_scheme == 'mlrc'
-        if key not in found:
-            continue
+    methods = naming.methods((dataset, group) for dataset, _, group, _ in found)
+    lines = list(read(paper).itertuples())
+    of_lines = [(line, key) for line in lines for key in found
+                if (key[0], *key[2:]) == (line.data_set, line.group, line.split_scheme == 'mlrc')]
+    for line, key in of_lines:
         values, reasons = values_by_rule(line, found[key])
         ours, half, difference, width = [math.nan] * 4
         if values:
@@ -88,19 +89,20 @@ def compare(paper, groups):
             difference = ours - line.published
             width = interval(line, values)
         rows.append(line._asdict() | {
-            'method': methods[key[:2]], 'reason': '; '.join(reasons), 'ours': ours, 'half': half, 'n': len(values),
+            'data_set': key[1], 'method': methods[line.data_set, line.group],
+            'reason': '; '.join(reasons), 'ours': ours, 'half': half, 'n': len(values),
             'std': np.std(values, ddof=1) if len(values) > 1 else math.nan,
             'difference': difference, 'interval': width, 'differs': abs(difference) > width})
     return pandas.DataFrame(rows)
 
 
 def runs_by_line(groups):
-    """{(data set, group without _fold<k>, whether it had one): [Run]} of the Groups."""
+    """{(data set, Group.data, group without _fold<k>, whether it had one): [Run]} of the Groups."""
     found = {}
     for group in groups:
         for run in group.runs:
             line = group.name.removesuffix(f'_fold{run.flags.get("fold")}')
-            found.setdefault((group.dataset, line, line != group.name), []).append(run)
+            found.setdefault((group.dataset, group.data, line, line != group.name), []).append(run)
     return found
 
 

@@ -116,13 +116,34 @@ def in_percent(names):
 
 
 def markdown(table, datasets, names, caption, notes=()):
+    """A row for each method on each data set; `data set` is a column where there are several."""
+    rows = []
+    for dataset in datasets:
+        for method, cells in table.items():
+            if any((dataset, name) in cells for name in names):
+                shown = [markdown_cell(cells.get((dataset, name))) for name in names]
+                rows.append([naming.dataset(dataset), naming.method(method), *shown])
+    heads = ['data set', 'method', *map(titles.metric, names)]
+    first = 0 if len(datasets) > 1 else 1
+    return with_notes(text_tables.markdown(heads[first:], [row[first:] for row in rows]), caption, notes)
+
+
+def markdown_side_by_side(table, datasets, names, caption, notes=()):
+    """A row for each method; data sets, or whatever else the table's keys begin with, side by side, as in latex()."""
     keys = [(dataset, name) for dataset in datasets for name in names]
-    heads = [f'{naming.dataset(dataset)} {titles.metric(name)}' if len(datasets) > 1 else titles.metric(name)
-             for dataset, name in keys]
-    rows = [[naming.method(method), *(
-        (f'**{cells[key].text}**' if cells[key].best else cells[key].text) + incomplete(cells[key])
-        if key in cells else '' for key in keys)] for method, cells in table.items()]
-    text = text_tables.markdown(['method', *heads], rows)
+    heads = [f'{naming.dataset(dataset)} {titles.metric(name)}' for dataset, name in keys]
+    rows = [[naming.method(method), *(markdown_cell(cells.get(key)) for key in keys)]
+            for method, cells in table.items()]
+    return with_notes(text_tables.markdown(['method', *heads], rows), caption, notes)
+
+
+def markdown_cell(cell):
+    if cell is None:
+        return ''
+    return (f'**{cell.text}**' if cell.best else cell.text) + incomplete(cell)
+
+
+def with_notes(text, caption, notes):
     return '\n'.join([text, '', caption, *([''] if notes else []), *(f'- {note}' for note in notes), ''])
 
 

@@ -159,6 +159,18 @@ def test_papers_with_one_name_for_different_runs(roth, make, evaluate):
     assert row[:3] == ['54.5', '56.0', '+1.5'] and row[3:6] == ['66.2', '60.0', '-6.2']       # at the best R@1, epoch 1
 
 
+def test_a_group_on_two_test_sets_has_a_row_for_each(roth, make, evaluate, tmp_path):
+    roth('CUB_MS', [.61, .62], test='1' * 16)
+    make('CUB_MS', 0, name='again', test='2' * 16, values={R1: [.7] * 151, RHO: [.5] * 151}, **ROTH)
+    code, out, _ = evaluate('--published', 'roth2020', '--csv', tmp_path / 't.csv')
+    assert code == 0
+    for ours in ('61.5 ± 0.7 (n = 2)', '70.0 (n = 1)'):
+        assert f'| MS | 62.8 ± 0.7 | {ours} |' in out
+    for test in '12':
+        assert f'CUB200-2011 (test set {6 * test}). Published: ' in out
+        assert f'cub200@{16 * test},{R1}' in (tmp_path / 't.csv').read_text()
+
+
 @pytest.mark.parametrize('arguments, sentence', [
     (['--metrics', 'nmi', '--select', 'best_test'], 'leave out --metrics, --select'),
     (['--only', 'Mine'], 'no group has a published value'), (['--published', 'x'], "invalid choice: 'x'")])
