@@ -152,8 +152,8 @@ def separate_test_sets(groups):
             group.data = f'{dataset}@{test or naming.UNKNOWN}' if len(known) > 1 else dataset
         if len(known) > 1:
             notes.append(f'{dataset}: different test sets, listed separately, by the beginnings of their hashes: '
-                         + '; '.join(f'{naming.short_hash(test or naming.UNKNOWN)}: {", ".join(names)}'
-                                     for test, names in by_test.items()))
+                         + '; '.join(f'{naming.short_hash(test or naming.UNKNOWN)}{source_of(members, test)}: '
+                                     f'{", ".join(names)}' for test, names in by_test.items()))
         elif known and None in by_test:
             notes.append(f'{dataset}: the test set is not recorded for {", ".join(by_test[None])}; it is taken to be '
                          'the same as for the others')
@@ -161,6 +161,12 @@ def separate_test_sets(groups):
                   'for the others' for group in members
                   if group.test and (unknown := [run.name for run in group.runs if not run.test_set])]
     return notes
+
+
+def source_of(groups, test):
+    """The --source_path of the runs on a test set, in brackets; empty where they have none or several."""
+    sources = {run.flags.get('source_path') for group in groups if group.test == test for run in group.runs}
+    return f' ({sources.pop()})' if len(sources) == 1 and all(sources) else ''
 
 
 def views_of(run):

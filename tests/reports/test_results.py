@@ -348,8 +348,29 @@ def test_runs_on_different_test_sets_have_no_mean_and_no_common_row(make, evalua
     assert code == 0 and 'Not compared, since the test sets differ (other classes or images): B on' in out
     assert set(cells(out)) == {'CUB200-2011'} and '| B |' not in out and '| A |' in out
     (tmp_path / 'new.csv').write_text(rows.replace('1' * 16, '3' * 16, 1))
-    code, _, error = evaluate('--compare', tmp_path / 'r.csv', tmp_path / 'new.csv', source=['--metrics', 'nmi'])
-    assert code == 2 and 'group A: ' in error and 'were evaluated on different test sets' in error
+    code, out, _ = evaluate('--compare', tmp_path / 'r.csv', tmp_path / 'new.csv', source=['--metrics', 'nmi'])
+    assert code == 0 and '| CUB200-2011 (test set 111111) | A | NMI |' in out
+    assert 'Not compared, since the test sets differ (other classes or images): A on CUB200-2011 (test set 3333' in out
+
+
+def test_a_seed_of_a_group_may_have_runs_on_two_test_sets(make, evaluate, tmp_path):
+    for test, shift in (('1', 0), ('2', .1)):
+        for seed in (0, 1):
+            make('A', seed, name=f'{test}_{seed}', test=16 * test, source_path=f'photos{test}',
+                 values={'test_nmi': [*4 * [.5 + shift], .7 + shift]})
+    make('B', 0, test=16 * '1', source_path='photos1')
+    code, out, _ = evaluate('--metrics', 'nmi', '--rows', tmp_path / 'r.csv', '--all_epochs', '--select', 'best_test')
+    assert code == 0 and 'hashes: 111111 (photos1): A, B; 222222 (photos2): A\n' in out
+    for test, mean in (('111111', '70.0'), ('222222', '80.0')):
+        assert cells_on(f'CUB200-2011 (test set {test})', out)['A'][0].strip('*') == f'{mean} ± 0.0'
+    again = evaluate('--metrics', 'nmi', '--select', 'best_test', source=['--runs', str(tmp_path / 'r.csv')])
+    assert again[0] == 0 and cells_on('CUB200-2011 (test set 222222)', again[1]) == {'A': ['80.0 ± 0.0']}
+    code, out, _ = evaluate('--compare', tmp_path / 'r.csv', tmp_path / 'r.csv', source=['--metrics', 'nmi'])
+    assert code == 0 and '3 differences, 0 of them' in out
+    assert '| CUB200-2011 (test set 222222) | A | NMI | 80.0 | 80.0 |' in out
+    make('A', 0, name='again', test=16 * '2')
+    code, _, error = evaluate()
+    assert code == 2 and 'group A: seed 0 occurs twice' in error
 
 
 def test_runs_with_other_views_have_no_mean_and_no_common_row(make, evaluate):
