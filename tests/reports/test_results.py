@@ -124,6 +124,13 @@ def test_differences_to_a_baseline(make, evaluate, tmp_path):
     make('CARS_A', 0, 'cars196')
     code, out, _ = evaluate('--metrics', 'nmi', '--baseline', 'CUB_B')         # which has no runs on the other data set
     assert code == 0 and '| data set | method | NMI | Δ NMI |' in out
+    code, _, _ = evaluate('--metrics', 'nmi', '--baseline', 'CUB_B', '--latex', tmp_path / 'below.tex')
+    latex = (tmp_path / 'below.tex').read_text().splitlines()
+    first, second = (latex.index(f'\\multicolumn{{3}}{{l}}{{{title}}} \\\\') for title in ('CARS196', 'CUB200-2011'))
+    assert latex[first - 2] == r'Method & NMI & $\Delta$ NMI \\' and latex[second - 1] == r'\midrule'
+    assert [line.partition(' &')[0] for line in latex[first + 1:second - 1]] == ['A']
+    assert [line.partition(' &')[0] for line in latex[second + 1:second + 6]] == list('ABCDE')
+    compile_latex('\n'.join(latex), tmp_path)
     found = [cells_on(title, out)['A'] for title in ('CARS196', 'CUB200-2011')]
     assert [[bool(cell) for cell in row] for row in found] == [[True, False], [True, True]]
     code, _, err = evaluate('--baseline', 'CUB_D', '--exclude', 'CUB_D')
