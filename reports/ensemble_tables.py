@@ -189,7 +189,7 @@ def report(log, folds, names, digits=2, notes=()):
         nan = [f'{row.method}, {row.form}: {row.metric} is not a number' for row in part.itertuples()
                if math.isnan(row.mean)]
         noted = [*(text for where, text in notes if where == dataset), *nan]
-        texts['markdown'].append(tables.markdown(table, headings, names, about, noted))
+        texts['markdown'].append(tables.markdown_side_by_side(table, headings, names, about, noted))
         texts['latex'].append(tables.latex(table, headings, names, about, noted, f'tab:ensembles_{dataset}'))
     csv = comparisons.assign(low=comparisons['mean'] - comparisons.half_width,
                              high=comparisons['mean'] + comparisons.half_width)

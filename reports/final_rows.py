@@ -13,7 +13,7 @@ from evaluation import titles
 from records import columns, reading, run_folder
 from records.reading import Run
 from reports import differences, naming, selection, significance, tables
-from reports.groups import require_one_test_set, tell_images_apart
+from reports.groups import by_test_set, tell_images_apart
 from utilities import text_tables
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
@@ -76,7 +76,8 @@ def origin(run):
 def read(file):
     """
     The Runs in a file that write() wrote. The lines of a run are its rows, by epoch; command, commit and versions are
-    among its flags. Raises UserError for another file, and for two lines of one epoch.
+    among its flags. A group may have runs of one seed on several test sets; a line without a hash belongs to the run
+    before it. Raises UserError for another file, and for two lines of one epoch.
     """
     found = {}
     for number, line in enumerate(read_csv(Path(file)), start=2):
@@ -88,16 +89,24 @@ def read(file):
             raise UserError(f'{file}, line {number}: not a line that --rows wrote; expected the columns '
                             f'{", ".join(KEYS)} and metrics') from None
         name = f'{key[1]}_s{key[2]}'
-        run = found.setdefault(key, Run(name, f'{file}, line {number}', dict(zip(KEYS, key, strict=False))))
+        hashes = line.get(TEST) or None, line.get(IMAGES) or None
+        runs = found.setdefault(key, [])
+        run = next((run for run in runs if (run.test, run.test_images) == hashes), None)
+        if run is None and runs and (not hashes[0] or not runs[-1].test):
+            run = runs[-1]
+        if run is None:
+            run = Run(name, f'{file}, line {number}', dict(zip(KEYS, key, strict=False)))
+            runs.append(run)
         if any(row['epoch'] == other['epoch'] for other in run.rows):
             raise UserError(f'{file}, line {number}: duplicate row: epoch {row["epoch"]} of {name} on {key[0]}')
         run.rows.append(row)
         run.flags |= {name: line[name] for name in ORIGIN if line.get(name)}
-        run.test = run.test or line.get(TEST) or None
-        run.test_images = run.test_images or line.get(IMAGES) or None
-    for run in found.values():
+        run.test = run.test or hashes[0]
+        run.test_images = run.test_images or hashes[1]
+    of_all = sum(found.values(), [])
+    for run in of_all:
         run.rows.sort(key=lambda row: row['epoch'])
-    return list(found.values())
+    return of_all
 
 
 def write_ensembles(file, ensembles, logs):
@@ -123,8 +132,8 @@ def compare(old, new, metrics, digits=1):
     in both files. Each is a significance.difference; p-values are corrected by Holm's method, and a difference with p
     below 0.05 is bold.
 
-    metrics: as for --metrics. Groups whose test sets differ are named and not compared. Raises UserError where the
-    files have no group in common.
+    metrics: as for --metrics. A group on several test sets has lines for each. Groups, or test sets of a group, that
+    only one file has are named and not compared. Raises UserError where the files have no group in common.
     """
     names = list(dict.fromkeys(map(columns.asked_for, metrics)))
     runs = [read(old), read(new)]
@@ -133,13 +142,15 @@ def compare(old, new, metrics, digits=1):
     found = []
     moved = []
     for key in [key for key in before if key in after]:
-        if len({run.test_set for runs in (before, after) for run in runs[key] if run.test_set}) > 1:
-            moved.append(f'{key[1]} on {key[0]}')
-            continue
-        for name in names:
-            values = [{run.seed: selection.value_in(run, run.rows[-1], name) for run in runs[key]}
-                      for runs in (before, after)]
-            found.append((*key, name, *values))
+        dataset, group = key
+        pairs, alone = on_equal_test_sets(before[key], after[key])
+        moved += [f'{group} on {naming.dataset(place_of(dataset, test)) if pairs else dataset}'
+                  for test in (alone if pairs else [None])]
+        for test, pair in pairs.items():
+            for name in names:
+                values = [{run.seed: selection.value_in(run, run.rows[-1], name) for run in runs} for runs in pair]
+                place = place_of(dataset, test) if len(pairs) + len(alone) > 1 else dataset
+                found.append((place, group, name, *values))
     if not found:
         raise UserError(f'--compare {old} {new}: they have no group of a data set in common'
                         + (f' that was evaluated on the same test set: {", ".join(moved)}' if moved else ''))
@@ -167,9 +178,24 @@ def compare(old, new, metrics, digits=1):
 
 
 def by_group(runs):
+    """{(data set, group): {test set, None where none is known: [Run]}}"""
     found = {}
     for run in runs:
         found.setdefault((run.dataset, run.group), []).append(run)
-    for (_, group), members in found.items():
-        require_one_test_set(group, members)
-    return found
+    return {key: {next((run.test_set for run in part if run.test_set), None): part for part in by_test_set(members)}
+            for key, members in found.items()}
+
+
+def on_equal_test_sets(before, after):
+    """
+    {test set: (old runs, new runs)} of a group, as by_group() gives them, and the test sets that only one file has. One
+    test set that is not recorded is taken to be the other file's.
+    """
+    if len(before) == len(after) == 1 and None in {*before, *after}:
+        return {None: (*before.values(), *after.values())}, []
+    shared = {test: (before[test], after[test]) for test in before if test in after}
+    return shared, [test for test in {**before, **after} if test not in shared]
+
+
+def place_of(dataset, test):
+    return f'{dataset}@{test or naming.UNKNOWN}'

@@ -13,7 +13,7 @@ OF_A_SEED = {'seed', 'savename', 'deterministic', 'command', 'git_commit', 'vers
 @dataclass
 class Group:
     """
-    The valid runs of one setting on one data set.
+    The valid runs of one setting on one test set of a data set.
 
     method:   the name that naming.methods gives the setting.
     expected: the seeds that should be there.
@@ -51,8 +51,8 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
         with_unfinished: whether runs that did not finish count.
 
     Returns ([Group], notes): a sentence for each run and seed that is left out, and for each run that counts although
-    it is unfinished or has other flags, and for data sets with several test sets. Raises UserError where a group has
-    runs of several test sets, or two runs of a seed.
+    it is unfinished or has other flags, and for data sets with several test sets. Runs of a group on several test sets
+    make a Group for each. Raises UserError where a Group has two runs of a seed, or runs with other --eval_views.
     """
     notes, found, planned = [], {}, {}
     for run in runs:
@@ -61,20 +61,24 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
         planned.setdefault((dataset, name), set()).add(seed)
     groups = []
     for (dataset, name), members in found.items():
-        used, about = those_that_count(name, members, with_unfinished)
-        require_one_test_set(name, used)
-        require_same_views(name, used)
-        notes += about + differences(name, used)
-        groups.append(Group(name, dataset, used))
+        used, about = those_that_count(members, with_unfinished)
+        notes += about
+        for of_test_set in by_test_set(used) or [[]]:
+            require_one_run_of_a_seed(name, of_test_set)
+            require_same_views(name, of_test_set)
+            notes += differences(name, of_test_set)
+            groups.append(Group(name, dataset, of_test_set))
     groups += [Group(name, dataset, []) for dataset, name in planned if (dataset, name) not in found]
     methods = naming.methods((group.dataset, group.name) for group in groups)
+    about_test_sets = separate_test_sets(groups)
     for group in groups:
         group.method = methods[group.dataset, group.name]
         group.expected = set(seeds) or planned.get((group.dataset, group.name)) or {
-            run.seed for other in groups if other.dataset == group.dataset for run in other.runs}
+            run.seed for other in groups if other.data == group.data for run in other.runs}
         if group.missing:
-            notes.append(f'{group.name} on {group.dataset}: seed(s) {", ".join(map(str, group.missing))} missing')
-    notes += separate_test_sets(groups) + separate_views(groups)
+            place = group.dataset if group.data == group.dataset else naming.dataset(group.data)
+            notes.append(f'{group.name} on {place}: seed(s) {", ".join(map(str, group.missing))} missing')
+    notes += about_test_sets + separate_views(groups)
     if planned:
         order = {name: index for index, (_, name) in enumerate(planned)}
         groups.sort(key=lambda group: order.get(group.name, len(order)))
@@ -83,8 +87,8 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
     return groups, notes
 
 
-def those_that_count(name, members, with_unfinished):
-    """(the runs of a group that count, by seed; a note on each of the others). Raises UserError as group_runs does."""
+def those_that_count(members, with_unfinished):
+    """(the runs of a group that count, by seed; a note on each of the others)."""
     used, notes = [], []
     for run in sorted(members, key=lambda run: (run.seed, run.name)):
         if run.merged:
@@ -97,11 +101,27 @@ def those_that_count(name, members, with_unfinished):
         if not (is_finished and counts):
             notes.append(f'{run.name}: {"no epoch was recorded" if is_finished else run.state}; '
                          + ('counted all the same' if counts else 'left out'))
-    for one, other in zip(used, used[1:], strict=False):
+    return used, notes
+
+
+def by_test_set(runs):
+    """
+    The runs of a group in a list for each test set. Runs without a recorded one are in a list of their own, but with
+    the others where these have one test set.
+    """
+    known = {run.test_set for run in runs if run.test_set}
+    found = {}
+    for run in runs:
+        found.setdefault(run.test_set if len(known) > 1 else None, []).append(run)
+    return [*found.values()]
+
+
+def require_one_run_of_a_seed(name, runs):
+    """Raises UserError where two of the runs, sorted by seed, have the same one."""
+    for one, other in zip(runs, runs[1:], strict=False):
         if one.seed == other.seed:
             raise UserError(f'group {name}: seed {one.seed} occurs twice, {one.where} and {other.where}; leave '
                             'one out with --exclude')
-    return used, notes
 
 
 def require_one_test_set(name, runs):
@@ -116,7 +136,7 @@ def require_one_test_set(name, runs):
 
 def separate_test_sets(groups):
     """
-    Sets `data` of the groups, so that groups on different test sets get separate columns. Returns a sentence for
+    Sets `data` of the groups, so that groups on different test sets are listed separately. Returns a sentence for
     each data set with several test sets, or with some that are not recorded.
     """
     notes = []
@@ -127,13 +147,13 @@ def separate_test_sets(groups):
             if group.runs:
                 by_test.setdefault(group.test, []).append(group.name)
         known = [test for test in by_test if test]
-        for group in members:                                # one without runs stands in the first column
+        for group in members:                                # one without runs is shown on the first test set
             test = group.test if group.runs else next(iter(by_test), None)
-            group.data = f'{dataset}@{test or "unknown"}' if len(known) > 1 else dataset
+            group.data = f'{dataset}@{test or naming.UNKNOWN}' if len(known) > 1 else dataset
         if len(known) > 1:
-            notes.append(f'{dataset}: different test sets, in columns of their own, by the beginnings of their hashes: '
-                         + '; '.join(f'{(test or "unknown")[:naming.DIGITS]}: {", ".join(names)}'
-                                     for test, names in by_test.items()))
+            notes.append(f'{dataset}: different test sets, listed separately, by the beginnings of their hashes: '
+                         + '; '.join(f'{naming.short_hash(test or naming.UNKNOWN)}{source_of(members, test)}: '
+                                     f'{", ".join(names)}' for test, names in by_test.items()))
         elif known and None in by_test:
             notes.append(f'{dataset}: the test set is not recorded for {", ".join(by_test[None])}; it is taken to be '
                          'the same as for the others')
@@ -141,6 +161,12 @@ def separate_test_sets(groups):
                   'for the others' for group in members
                   if group.test and (unknown := [run.name for run in group.runs if not run.test_set])]
     return notes
+
+
+def source_of(groups, test):
+    """The --source_path of the runs on a test set, in brackets; empty where they have none or several."""
+    sources = {run.flags.get('source_path') for group in groups if group.test == test for run in group.runs}
+    return f' ({sources.pop()})' if len(sources) == 1 and all(sources) else ''
 
 
 def views_of(run):
@@ -158,7 +184,7 @@ def require_same_views(name, runs):
 
 def separate_views(groups):
     """
-    Adds to `data` of the groups, so that groups with other --eval_views get separate columns. Returns a sentence for
+    Adds to `data` of the groups, so that groups with other --eval_views are listed separately. Returns a sentence for
     each data set whose groups have several.
     """
     notes = []
@@ -170,7 +196,7 @@ def separate_views(groups):
         if len(by_views) > 1:
             for group in members:
                 group.data += f'+{group.views}' if group.views else ''
-            notes.append(f'{dataset}: different --eval_views, in columns of their own: ' + '; '.join(
+            notes.append(f'{dataset}: different --eval_views, listed separately: ' + '; '.join(
                 f'{views or "none"}: {", ".join(names)}' for views, names in by_views.items()))
     return notes
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas
 from scipy import stats
 
+from datasets.transforms import SIZES
 from evaluation import titles
 from records import columns
 from records.columns import Column
@@ -21,8 +22,12 @@ FOLDER = Path(__file__).parent / 'published'
 PAPERS = {'roth2020': 'Roth et al., ICML 2020', 'musgrave2020': 'Musgrave et al., ECCV 2020',
           'mohan2020': 'Mohan et al., CVPR 2020 (a reproduction)'}
 STATED = ('arch', 'embed_dim', 'bs', 'n_epochs', 'split_scheme')     # flags, columns of their names; empty: not stated
+# flags of all published runs; also assumed where a run has not recorded them
 SHARED = {'use_tv_split': False, 'splits': None, 'test_size': 0.5, 'test_start': 0.5, 'n_folds': 4, 'pca': 0,
-          'eval_features': False}                                    # flags of all published runs
+          'eval_features': False, 'eval_views': [], 'eval_resize': None, 'eval_size': None, 'eval_fit': None,
+          'input_size': None, 'not_pretrained': False, 'label_noise': 0.0, 'train_level': 0, 'unsupervised': False,
+          'freeze': 'none', 'embed_layers': []}
+SIZE = 224                                           # the size of images in pixels without an augmentation that sets it
 DIFFERS = ' ≠'
 CSV = ['paper', 'group', 'data_set', 'column', 'published', 'published_std', 'n_published', 'exact', 'ours', 'std', 'n',
        'difference', 'interval', 'differs', 'reason', 'source']
@@ -34,7 +39,7 @@ def report(opt, groups, notes):
     if compared.empty:
         raise UserError(f'--published {" ".join(opt.published)}: no group has a published value; they belong to the '
                         'groups of Revisit_Runs.sh and run_scripts/, such as CUB_Margin_b06_Distance')
-    named = dict.fromkeys(group for _, group, _ in runs_by_line(groups))
+    named = dict.fromkeys(group for _, _, group, _ in runs_by_line(groups))
     others = [group for group in named if group not in set(compared.group)]
     if others:
         notes = [*notes, f'no published value: {", ".join(others)}']
@@ -71,15 +76,16 @@ def compare(paper, groups):
     """
     A table with a row per line of a paper that has runs among the Groups: what read() gives, and of our runs method,
     ours (mean over seeds), std, n; difference (ours minus published) and differs, or the reason why they are not
-    compared; interval and half: half the widths of the 95 % intervals of the difference and of our mean.
+    compared; interval and half: half the widths of the 95 % intervals of the difference and of our mean. data_set is
+    Group.data: a group on several test sets has a row for each.
     """
     found = runs_by_line(groups)
     rows = []
-    methods = naming.methods((dataset, group) for dataset, group, _ in found)
-    for line in read(paper).itertuples():
-        key = line.data_set, line.group, line.split_scheme == 'mlrc'
-        if key not in found:
-            continue
+    methods = naming.methods((dataset, group) for dataset, _, group, _ in found)
+    lines = list(read(paper).itertuples())
+    of_lines = [(line, key) for line in lines for key in found
+                if (key[0], *key[2:]) == (line.data_set, line.group, line.split_scheme == 'mlrc')]
+    for line, key in of_lines:
         values, reasons = values_by_rule(line, found[key])
         ours, half, difference, width = [math.nan] * 4
         if values:
@@ -88,19 +94,20 @@ def compare(paper, groups):
             difference = ours - line.published
             width = interval(line, values)
         rows.append(line._asdict() | {
-            'method': methods[key[:2]], 'reason': '; '.join(reasons), 'ours': ours, 'half': half, 'n': len(values),
+            'data_set': key[1], 'method': methods[line.data_set, line.group],
+            'reason': '; '.join(reasons), 'ours': ours, 'half': half, 'n': len(values),
             'std': np.std(values, ddof=1) if len(values) > 1 else math.nan,
             'difference': difference, 'interval': width, 'differs': abs(difference) > width})
     return pandas.DataFrame(rows)
 
 
 def runs_by_line(groups):
-    """{(data set, group without _fold<k>, whether it had one): [Run]} of the Groups."""
+    """{(data set, Group.data, group without _fold<k>, whether it had one): [Run]} of the Groups."""
     found = {}
     for group in groups:
         for run in group.runs:
             line = group.name.removesuffix(f'_fold{run.flags.get("fold")}')
-            found.setdefault((group.dataset, line, line != group.name), []).append(run)
+            found.setdefault((group.dataset, group.data, line, line != group.name), []).append(run)
     return found
 
 
@@ -139,17 +146,28 @@ def protocol_differences(line, run):
     """
     own_split = 'predefined' if line.data_set == 'online_products' else 'half'
     flags = run.flags | {'split_scheme': run.flags.get('split_scheme') or own_split}
+    if flags.get('input_size') == SIZES.get(flags.get('augmentation'), SIZE):
+        flags['input_size'] = None                                   # the default size, given by hand
     stated = {name: getattr(line, name) for name in STATED if not pandas.isna(getattr(line, name))}
     found = ['published embed_dim not stated'] if math.isnan(line.embed_dim) else []
     for name, published in (stated | SHARED).items():
         value = flags.get(name, SHARED.get(name))
         if value != published:
-            published = f'{published:g}' if isinstance(published, float) else published
-            found.append(f'{name} {value}, published {published}')
+            found.append(f'{name} {flag_text(value)}, published {flag_text(published)}')
     reached = run.rows[-1]['epoch']
     if reached + 1 < line.n_epochs:
         found.append(f'epoch {reached} reached, published {line.n_epochs:g}')
     return found
+
+
+def flag_text(value):
+    """
+    >>> flag_text(128.0), flag_text(['0.8', 'flip']), flag_text([]), flag_text(None)
+    ('128', '0.8 flip', 'none', 'default')
+    """
+    if isinstance(value, list):
+        return ' '.join(map(str, value)) or 'none'
+    return 'default' if value is None else f'{value:g}' if isinstance(value, float) else str(value)
 
 
 def has_value(run, name):

@@ -61,7 +61,8 @@ def report(opt, planned=()):
         from reports import differences  # imports scipy, which other tables do not need
         shown = differences.add(table, grouped, scores, names, opt.baseline, opt.digits)
         caption += differences.explained(opt.baseline, table)
-    texts = {'latex': tables.latex(table, datasets, shown, caption, notes), 'csv': tables.csv(table),
+    below = bool(opt.baseline) and len(datasets) > 1
+    texts = {'latex': tables.latex(table, datasets, shown, caption, notes, below=below), 'csv': tables.csv(table),
              'markdown': tables.markdown(table, datasets, shown, caption, notes)}
     plans = figure_plans(opt, grouped, names, rule) if opt.figures else {}
     problems += [f'no value: {problem}' for plan in plans.values() for problem in sum(plan.missing.values(), [])]

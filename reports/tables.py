@@ -1,4 +1,5 @@
 """Tables of groups of runs over seeds: LaTeX, Markdown, CSV. All three are made from one summary."""
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r
 ONE_COLUMN = 234
 TWO_COLUMNS = 487
 LETTER = 4.6                                              # a bold letter at 8 points
+END_OF_ROW = r' \\'
 GAP = 6                                                   # between two columns of a table
 SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ ',
          ' < ': ' $<$ ', 'Δ': r'$\Delta$', '≠': r'$\neq$', '≈': r'$\approx$'}
@@ -116,13 +118,34 @@ def in_percent(names):
 
 
 def markdown(table, datasets, names, caption, notes=()):
+    """A row for each method on each data set; `data set` is a column where there are several."""
+    rows = []
+    for dataset in datasets:
+        for method, cells in table.items():
+            if any((dataset, name) in cells for name in names):
+                shown = [markdown_cell(cells.get((dataset, name))) for name in names]
+                rows.append([naming.dataset(dataset), naming.method(method), *shown])
+    heads = ['data set', 'method', *map(titles.metric, names)]
+    first = 0 if len(datasets) > 1 else 1
+    return with_notes(text_tables.markdown(heads[first:], [row[first:] for row in rows]), caption, notes)
+
+
+def markdown_side_by_side(table, datasets, names, caption, notes=()):
+    """A row for each method; data sets, or whatever else the table's keys begin with, side by side, as in latex()."""
     keys = [(dataset, name) for dataset in datasets for name in names]
-    heads = [f'{naming.dataset(dataset)} {titles.metric(name)}' if len(datasets) > 1 else titles.metric(name)
-             for dataset, name in keys]
-    rows = [[naming.method(method), *(
-        (f'**{cells[key].text}**' if cells[key].best else cells[key].text) + incomplete(cells[key])
-        if key in cells else '' for key in keys)] for method, cells in table.items()]
-    text = text_tables.markdown(['method', *heads], rows)
+    heads = [f'{naming.dataset(dataset)} {titles.metric(name)}' for dataset, name in keys]
+    rows = [[naming.method(method), *(markdown_cell(cells.get(key)) for key in keys)]
+            for method, cells in table.items()]
+    return with_notes(text_tables.markdown(['method', *heads], rows), caption, notes)
+
+
+def markdown_cell(cell):
+    if cell is None:
+        return ''
+    return (f'**{cell.text}**' if cell.best else cell.text) + incomplete(cell)
+
+
+def with_notes(text, caption, notes):
     return '\n'.join([text, '', caption, *([''] if notes else []), *(f'- {note}' for note in notes), ''])
 
 
@@ -130,33 +153,45 @@ def incomplete(cell):
     return f' (n = {cell.n})' if 0 < cell.n < max(cell.of, cell.most) else ''
 
 
-def latex(table, datasets, names, caption, notes=(), label='tab:results'):
+def latex(table, datasets, names, caption, notes=(), label='tab:results', below=False):
     """
     A table for booktabs: data sets, or whatever else the table's keys begin with, side by side, each with the columns
     `names`; the best in bold. It fits a page of two columns: in one column, in both (table*), or scaled to the width of
     both, which needs the package graphicx.
+
+    below: whether data sets are below one another, which suits long cells.
     """
-    keys = [(dataset, name) for dataset in datasets for name in names]
+    parts = [[dataset] for dataset in datasets] if below else [datasets]
+    rows = [['Method', *(titles.metric(name) for _ in parts[0] for name in names)]]
+    body = []
+    for part in parts:
+        if below:
+            body += [tex('midrule')] * (part is not parts[0])
+            body.append(tex('multicolumn', 1 + len(names), 'l', escape(naming.dataset(part[0]))) + END_OF_ROW)
+        for method, cells in table.items():
+            shown = [cells.get((dataset, name)) for dataset in part for name in names]
+            if any(shown) or not below:
+                rows.append([naming.method(method), *(cell.text + incomplete(cell) if cell else '' for cell in shown)])
+                body.append(latex_row(rows[-1], [False, *(cell is not None and cell.best for cell in shown)]))
+    environment, is_scaled = shape(rows)
     heads = [tex('multicolumn', len(names), 'c', escape(naming.dataset(dataset))) for dataset in datasets]
     rules = [tex('cmidrule(lr)', f'{2 + index * len(names)}-{1 + (index + 1) * len(names)}')
              for index in range(len(datasets))]
-    rows = [['Method', *(titles.metric(name) for _, name in keys)]] + [
-        [naming.method(method), *(cells[key].text + incomplete(cells[key]) if key in cells else '' for key in keys)]
-        for method, cells in table.items()]
-    environment, is_scaled = shape(rows)
-    best = {(row, column) for row, cells in enumerate(table.values(), start=1)
-            for column, key in enumerate(keys, start=1) if key in cells and cells[key].best}
-    texts = [[tex('textbf', escape(text)) if (row, column) in best else escape(text)
-              for column, text in enumerate(cells)] for row, cells in enumerate(rows)]
-    head, *body = [' & '.join(cells) + r' \\' for cells in texts]
+    over = [] if below else [' & '.join(['', *heads]) + END_OF_ROW, ' '.join(rules)]
     lines = [*(f'% {note}' for note in notes), f'% needs the package booktabs{" and graphicx" * is_scaled}',
              tex('begin', environment), tex('centering'), tex('caption', escape(caption)), tex('label', label),
              tex('footnotesize'), tex('setlength', r'\tabcolsep', f'{GAP / 2:g}pt'),
              *([r'\resizebox{\textwidth}{!}{%'] if is_scaled else []),
-             tex('begin', 'tabular') + f'{{l{"c" * len(keys)}}}', tex('toprule'), ' & '.join(['', *heads]) + r' \\',
-             ' '.join(rules), head, tex('midrule'), *body, tex('bottomrule'),
+             tex('begin', 'tabular') + f'{{l{"c" * (len(rows[0]) - 1)}}}', tex('toprule'), *over,
+             latex_row(rows[0]), tex('midrule'), *body, tex('bottomrule'),
              tex('end', 'tabular') + '}' * is_scaled, tex('end', environment), '']
     return '\n'.join(lines)
+
+
+def latex_row(texts, is_bold=()):
+    cells = [tex('textbf', escape(text)) if bold else escape(text)
+             for text, bold in itertools.zip_longest(texts, is_bold, fillvalue=False)]
+    return ' & '.join(cells) + END_OF_ROW
 
 
 def shape(rows):

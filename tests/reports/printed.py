@@ -18,6 +18,13 @@ def cells(text):
     return {row[0]: row[1:] for row in rows[2:]}
 
 
+def cells_on(dataset, text):
+    """A Markdown table of several data sets -> {method: [cell, ...]} of the rows of one, by its title."""
+    lines = [line.removeprefix(f'| {dataset} ') for line in text.splitlines()]
+    return cells('\n'.join(['|', '|', *(line for line, whole in zip(lines, text.splitlines(), strict=True)
+                                       if line != whole)]))
+
+
 def expected(values, percent):
     scale, digits = (100, 1) if percent else (1, 3)
     return f'{scale * statistics.mean(values):.{digits}f} ± {scale * statistics.stdev(values):.{digits}f}'

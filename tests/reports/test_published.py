@@ -28,7 +28,7 @@ def roth(make):
 
 
 def test_the_files_name_lines_of_the_run_scripts():
-    from launching import script
+    from launching import plan, script
     root = published.FOLDER.parents[1]
     scripts = {'roth2020': 'Revisit_Runs.sh', 'musgrave2020': 'run_scripts/Reality_Check_Runs.sh',
                'mohan2020': 'run_scripts/Direction_Runs.sh'}
@@ -40,6 +40,9 @@ def test_the_files_name_lines_of_the_run_scripts():
         n_lines[paper] = len(lines)
         assert set(lines.group) <= groups
         assert set(lines.exact) <= {'exact', 'approximate'} and not lines.duplicated(['group', 'column']).any()
+        for run in plan.runs_of_script(str(root / name), skip_refused=True):
+            if run.settings['group'].partition('_fold')[0] in set(lines.group):
+                assert {flag: run.settings[flag] for flag in published.SHARED} == published.SHARED
     assert n_lines == {'roth2020': 2 * 67, 'musgrave2020': 14 * 7, 'mohan2020': 6 * 4}
 
 
@@ -100,6 +103,10 @@ def welch_freedom(one, n, other, m):
     ({'embed_dim': 64}, 'embed_dim 64, published 128'), ({'bs': 80}, 'bs 80, published 112'),
     ({'n_epochs': 100}, 'n_epochs 100, published 150'), ({'split_scheme': 'class_folds'}, 'published half'),
     ({'use_tv_split': True}, 'use_tv_split True, published False'),
+    ({'eval_views': ['0.8', 'flip']}, 'eval_views 0.8 flip, published none'),
+    ({'input_size': 64}, 'input_size 64, published default'),
+    ({'not_pretrained': True}, 'not_pretrained True, published False'),
+    ({'label_noise': .2}, 'label_noise 0.2, published 0'), ({'freeze': 'stem'}, 'freeze stem, published none'),
     ({'reached': 80}, 'epoch 80 reached, published 150')])
 def test_a_run_under_another_protocol_has_the_reason_in_its_place(flags, reason, roth, evaluate, tmp_path):
     roth('CUB_MS', [.6], **flags)
@@ -113,7 +120,7 @@ def test_a_run_under_another_protocol_has_the_reason_in_its_place(flags, reason,
 
 def test_every_difference_of_the_protocol_is_named_and_nothing_is_compared(roth, evaluate, tmp_path):
     roth('CUB_MS', [.6, .7], bs=80, embed_dim=64, use_tv_split=True)
-    roth('CUB_Softmax', [.6])
+    roth('CUB_Softmax', [.6], input_size=224)                                       # the default, given by hand
     code, out, _ = evaluate('--published', 'roth2020', '--csv', tmp_path / 't.csv')
     reasons = 'embed_dim 64, published 128; bs 80, published 112; use_tv_split True, published False'
     assert code == 0 and cells(out)['MS'][1:3] == ['65.0 ± 7.1 (n = 2)', reasons]
@@ -157,6 +164,18 @@ def test_papers_with_one_name_for_different_runs(roth, make, evaluate):
                           'embed_dim 128, published 64 |') in out
     row = cells(out)['DR Triplet']
     assert row[:3] == ['54.5', '56.0', '+1.5'] and row[3:6] == ['66.2', '60.0', '-6.2']       # at the best R@1, epoch 1
+
+
+def test_a_group_on_two_test_sets_has_a_row_for_each(roth, make, evaluate, tmp_path):
+    roth('CUB_MS', [.61, .62], test='1' * 16)
+    make('CUB_MS', 0, name='again', test='2' * 16, values={R1: [.7] * 151, RHO: [.5] * 151}, **ROTH)
+    code, out, _ = evaluate('--published', 'roth2020', '--csv', tmp_path / 't.csv')
+    assert code == 0
+    for ours in ('61.5 ± 0.7 (n = 2)', '70.0 (n = 1)'):
+        assert f'| MS | 62.8 ± 0.7 | {ours} |' in out
+    for test in '12':
+        assert f'CUB200-2011 (test set {6 * test}). Published: ' in out
+        assert f'cub200@{16 * test},{R1}' in (tmp_path / 't.csv').read_text()
 
 
 @pytest.mark.parametrize('arguments, sentence', [

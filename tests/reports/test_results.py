@@ -8,7 +8,7 @@ import scipy.stats
 
 from records import run_folder
 from reports import final_rows, tables
-from tests.reports.printed import cells, column_of, compile_latex, expected
+from tests.reports.printed import cells, cells_on, column_of, compile_latex, expected
 
 
 @pytest.mark.parametrize('rule, flags', [('last', []), ('best_test', []), ('best_val', []),
@@ -123,7 +123,16 @@ def test_differences_to_a_baseline(make, evaluate, tmp_path):
     assert 'A single run of C counts as known: ' in out
     make('CARS_A', 0, 'cars196')
     code, out, _ = evaluate('--metrics', 'nmi', '--baseline', 'CUB_B')         # which has no runs on the other data set
-    assert code == 0 and [bool(cell) for cell in cells(out)['A']] == [True, False, True, True]
+    assert code == 0 and '| data set | method | NMI | Δ NMI |' in out
+    code, _, _ = evaluate('--metrics', 'nmi', '--baseline', 'CUB_B', '--latex', tmp_path / 'below.tex')
+    latex = (tmp_path / 'below.tex').read_text().splitlines()
+    first, second = (latex.index(f'\\multicolumn{{3}}{{l}}{{{title}}} \\\\') for title in ('CARS196', 'CUB200-2011'))
+    assert latex[first - 2] == r'Method & NMI & $\Delta$ NMI \\' and latex[second - 1] == r'\midrule'
+    assert [line.partition(' &')[0] for line in latex[first + 1:second - 1]] == ['A']
+    assert [line.partition(' &')[0] for line in latex[second + 1:second + 6]] == list('ABCDE')
+    compile_latex('\n'.join(latex), tmp_path)
+    found = [cells_on(title, out)['A'] for title in ('CARS196', 'CUB200-2011')]
+    assert [[bool(cell) for cell in row] for row in found] == [[True, False], [True, True]]
     code, _, err = evaluate('--baseline', 'CUB_D', '--exclude', 'CUB_D')
     assert code == 2 and '--baseline CUB_D: the table has no runs of this group; choose from CARS_A, CUB_A, CUB' in err
 
@@ -149,7 +158,10 @@ def test_the_shared_table_of_several_data_sets_compiles(make, evaluate, tmp_path
             make(group, seed, dataset)
     code, out, _ = evaluate('--latex', tmp_path / 't.tex')
     latex = (tmp_path / 't.tex').read_text()
-    assert code == 0 and [len(row) for row in cells(out).values()] == [6, 6]
+    rows = [line.split(' | ')[:2] for line in out.splitlines() if line.startswith('|')]
+    assert code == 0 and rows == [
+        ['| data set', 'method'], ['|---|---|---|---|'], ['| CARS196', 'Margin b06'], ['| CUB200-2011', 'Margin b06'],
+        ['| CUB200-2011', '50% of&{x}'], ['| SOP', 'Margin b06']]
     for title in ('CUB200-2011', 'CARS196', 'SOP'):
         assert f'\\multicolumn{{2}}{{c}}{{{title}}}' in latex
     assert 'Margin b06 &' in latex and latex.count('Margin b06') == 1
@@ -206,9 +218,10 @@ def test_cells_with_fewer_seeds_than_others_show_their_n_also_where_a_script_has
     lines.append('python main.py --dataset cars196 --group B --seed 0\n')
     (tmp_path / 'runs.sh').write_text(''.join(lines))
     code, out, _ = evaluate('--script', tmp_path / 'runs.sh', '--metrics', 'nmi')
-    found = cells(out)
+    found = cells_on('CUB200-2011', out)
     assert code == 0 and 'over seeds 0, 1;' in out and 'n where it is smaller' in out and 'missing' not in out
-    assert '(n' not in found['A'][0] and [cell.endswith(' (n = 1)') for cell in found['B']] == [True, True]
+    assert '(n' not in found['A'][0] and [row['B'][0].endswith(' (n = 1)') for row in (
+        found, cells_on('CARS196', out))] == [True, True]
     code, out, _ = evaluate('--script', tmp_path / 'runs.sh', '--metrics', 'nmi', '--seeds', '0', '1')
     assert code == 0 and 'B on cub200: seed(s) 1 missing' in out
 
@@ -307,13 +320,14 @@ def test_a_folder_that_lacks_the_settings_or_splits_of_its_run_is_named(make, ev
     assert evaluate('--exclude', 'A_s1', 'A_s2', 'A_s3')[2] == ''
 
 
-def test_runs_on_different_test_sets_have_no_mean_and_no_common_column(make, evaluate, tmp_path):
+def test_runs_on_different_test_sets_have_no_mean_and_no_common_row(make, evaluate, tmp_path):
     folders = [make('A', seed, test='1' * 16) for seed in (0, 1)]
     folders.append(make('A', 2, test='2' * 16))
-    code, out, error = evaluate()
-    assert code == 2 and not out and len(error.splitlines()) == 1
-    places = f'{folders[0]} and {folders[2]}'
-    assert f'group A: {places} were evaluated on different test sets (hashes {"1" * 16} and' in error
+    code, out, error = evaluate('--metrics', 'nmi')
+    values = [column_of(folder, 'test_nmi')[-1] for folder in folders]
+    assert code == 0 and 'by the beginnings of their hashes: 111111: A; 222222: A' in out and 'missing' not in out
+    assert cells_on('CUB200-2011 (test set 111111)', out)['A'] == [expected(values[:2], percent=True)]
+    assert cells_on('CUB200-2011 (test set 222222)', out)['A'] == [f'{100 * values[2]:.1f} (n = 1)']
     config = run_folder.read(folders[2])
     run_folder.write_yaml(folders[2] / 'config.yaml', config | {'test_hash': '1' * 16})
     assert evaluate()[0] == 0
@@ -325,15 +339,14 @@ def test_runs_on_different_test_sets_have_no_mean_and_no_common_column(make, eva
                                       + 'python main.py --dataset cub200 --group A --seed 1\n')
     code, out, error = evaluate('--csv', tmp_path / 't.csv', '--figures', tmp_path / 'f', '--rows', tmp_path / 'r.csv',
                                 '--latex', tmp_path / 't.tex', '--script', tmp_path / 'runs.sh')
-    found = cells(out)
-    assert code == 0 and '| CUB200-2011 (test set 111111) R@1 |' in out and '(test set 222222)' in out
-    assert 'different test sets, in columns of their own, by the beginnings of their hashes: 111111: A; 222222:' in out
-    assert [[bool(cell) for cell in found[name]] for name in 'ABC'] == [
-        [True, True, False, False, False, False], [False, False, True, True, False, False], 4 * [False] + 2 * [True]]
-    assert '**' not in ''.join(sum(found.values(), [])) and found['D'] == ['–', '–', '', '', '', '']
+    found = [cells_on(f'CUB200-2011 (test set {test})', out) for test in ('111111', '222222', 'unknown')]
+    assert code == 0 and '| data set | method | R@1 | NMI |' in out
+    assert 'different test sets, listed separately, by the beginnings of their hashes: 111111: A; 222222:' in out
+    assert [list(rows) for rows in found] == [['A', 'D'], ['B'], ['C']]
+    assert '**' not in out and found[0]['D'] == ['–', '–']
     assert (tmp_path / 'f' / f'cub200@{"2" * 16}_curves_test_nmi.png').exists()
     again = evaluate('--script', tmp_path / 'runs.sh', source=['--runs', str(tmp_path / 'r.csv')])
-    assert again[0] == 0 and cells(again[1]) == found
+    assert again[0] == 0 and again[1].strip() == out.partition('latex: ')[0].strip()
     code, out, error = evaluate('--only', 'A', 'C')
     assert code == 0 and '- cub200: the test set is not recorded for C; it is taken to be the same as for the' in out
     rows = (tmp_path / 'r.csv').read_text()
@@ -342,11 +355,32 @@ def test_runs_on_different_test_sets_have_no_mean_and_no_common_column(make, eva
     assert code == 0 and 'Not compared, since the test sets differ (other classes or images): B on' in out
     assert set(cells(out)) == {'CUB200-2011'} and '| B |' not in out and '| A |' in out
     (tmp_path / 'new.csv').write_text(rows.replace('1' * 16, '3' * 16, 1))
-    code, _, error = evaluate('--compare', tmp_path / 'r.csv', tmp_path / 'new.csv', source=['--metrics', 'nmi'])
-    assert code == 2 and 'group A: ' in error and 'were evaluated on different test sets' in error
+    code, out, _ = evaluate('--compare', tmp_path / 'r.csv', tmp_path / 'new.csv', source=['--metrics', 'nmi'])
+    assert code == 0 and '| CUB200-2011 (test set 111111) | A | NMI |' in out
+    assert 'Not compared, since the test sets differ (other classes or images): A on CUB200-2011 (test set 3333' in out
 
 
-def test_runs_with_other_views_have_no_mean_and_no_common_column(make, evaluate):
+def test_a_seed_of_a_group_may_have_runs_on_two_test_sets(make, evaluate, tmp_path):
+    for test, shift in (('1', 0), ('2', .1)):
+        for seed in (0, 1):
+            make('A', seed, name=f'{test}_{seed}', test=16 * test, source_path=f'photos{test}',
+                 values={'test_nmi': [*4 * [.5 + shift], .7 + shift]})
+    make('B', 0, test=16 * '1', source_path='photos1')
+    code, out, _ = evaluate('--metrics', 'nmi', '--rows', tmp_path / 'r.csv', '--all_epochs', '--select', 'best_test')
+    assert code == 0 and 'hashes: 111111 (photos1): A, B; 222222 (photos2): A\n' in out
+    for test, mean in (('111111', '70.0'), ('222222', '80.0')):
+        assert cells_on(f'CUB200-2011 (test set {test})', out)['A'][0].strip('*') == f'{mean} ± 0.0'
+    again = evaluate('--metrics', 'nmi', '--select', 'best_test', source=['--runs', str(tmp_path / 'r.csv')])
+    assert again[0] == 0 and cells_on('CUB200-2011 (test set 222222)', again[1]) == {'A': ['80.0 ± 0.0']}
+    code, out, _ = evaluate('--compare', tmp_path / 'r.csv', tmp_path / 'r.csv', source=['--metrics', 'nmi'])
+    assert code == 0 and '3 differences, 0 of them' in out
+    assert '| CUB200-2011 (test set 222222) | A | NMI | 80.0 | 80.0 |' in out
+    make('A', 0, name='again', test=16 * '2')
+    code, _, error = evaluate()
+    assert code == 2 and 'group A: seed 0 occurs twice' in error
+
+
+def test_runs_with_other_views_have_no_mean_and_no_common_row(make, evaluate):
     make('A', 0)
     folder = make('A', 1, eval_views=['0.8', 'flip'])
     code, out, error = evaluate()
@@ -354,8 +388,8 @@ def test_runs_with_other_views_have_no_mean_and_no_common_column(make, evaluate)
     assert 'group A: ' in error and 'were evaluated with different --eval_views (none and 0.8+flip)' in error
     make('B', 0, eval_views=['0.8', 'flip'])
     code, out, _ = evaluate('--exclude', folder.name)
-    assert code == 0 and '- cub200: different --eval_views, in columns of their own: none: A; 0.8+flip: B' in out
-    assert '| CUB200-2011 R@1 |' in out and '| CUB200-2011 (views 0.8 flip) R@1 |' in out
+    assert code == 0 and '- cub200: different --eval_views, listed separately: none: A; 0.8+flip: B' in out
+    assert '| CUB200-2011 | A |' in out and '| CUB200-2011 (views 0.8 flip) | B |' in out
     assert '(views' not in evaluate('--only', 'B')[1]
 
 
@@ -365,8 +399,8 @@ def test_test_sets_of_equal_class_names_with_other_images_are_told_apart(make, e
         if images:
             config = run_folder.read(folder)
             run_folder.write_yaml(folder / 'config.yaml', config | {'test_images_hash': images})
-    code, _, error = evaluate()
-    assert code == 2 and 'group A: ' in error and 'were evaluated on different test sets' in error
+    code, out, error = evaluate()
+    assert code == 0 and '222222: A; 111111: A; 333333: B' in out
     code, out, error = evaluate('--exclude', 'A_s1', '--rows', tmp_path / 'r.csv')
     assert code == 0 and '222222: A; 333333: B' in out
     assert {run.test for run in final_rows.read(tmp_path / 'r.csv')} == {'1' * 16}                # as recorded
@@ -414,7 +448,8 @@ def test_groups_that_cannot_be_averaged(make, evaluate, tmp_path):
     make('A', 0)
     make('A', 1, dataset='cars196')
     code, out, _ = evaluate('--metrics', 'nmi')
-    assert code == 0 and len(cells(out)['A']) == 2 and '–' not in cells(out)['A']         # a column for each data set
+    rows = [cells_on(title, out)['A'] for title in ('CUB200-2011', 'CARS196')]          # a row for each data set
+    assert code == 0 and [len(row) for row in rows] == [1, 1] and '–' not in sum(rows, [])
     make('A', 0, name='again')
     code, _, error = evaluate('--datasets', 'cub200')
     assert code == 2 and 'group A: seed 0 occurs twice' in error
