@@ -43,7 +43,11 @@ def select(opt, model, criterion, n_steps=1):
     network = [{'weight_decay': opt.decay} | group for group in network_groups(opt, model)]
     own = [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
            for group in criteria.parameter_groups(criterion)]
-    check_once(network + own, criteria.optimizers(criterion))
+    by_criterion = criteria.optimizers(criterion)
+    check_once(network + own, by_criterion)
+    for optimizer in by_criterion:
+        if type(optimizer) in OPTIMIZERS.values():           # of another one, the names of its state are not known
+            optimizer.register_load_state_dict_pre_hook(require_kind)
     embedding = [group for group in network if group['name'].startswith('embedding')]
     groups = [group for group in network if not group['name'].startswith('embedding')]
     further = {}
@@ -161,10 +165,21 @@ def without_decay(opt, model):
 def as_built(optimizer, state):
     """
     The state with the settings of this optimizer, which are those of the flags and the device, and with the memory
-    layouts of its parameters. Raises ValueError for the state of another kind of optimizer, or of other parameters.
+    layouts of its parameters. Raises ValueError as require_kind() does.
     """
+    require_kind(optimizer, state)
     groups = []
     values = dict(state['state'])
+    for saved, own in zip(state['param_groups'], optimizer.param_groups, strict=True):
+        for number, parameter in zip(saved['params'], own['params'], strict=True):
+            if values.get(number):
+                values[number] = {name: laid_out(value, parameter) for name, value in values[number].items()}
+        groups.append(saved | {name: value for name, value in own.items() if name != 'params'})
+    return state | {'param_groups': groups, 'state': values}
+
+
+def require_kind(optimizer, state):
+    """Raises ValueError for the state of another kind of optimizer, or of other parameters."""
     for saved, own in zip(state['param_groups'], optimizer.param_groups, strict=True):
         if kind_of(saved) != kind_of(own):
             raise ValueError('it is the state of another kind of optimizer')
@@ -174,10 +189,6 @@ def as_built(optimizer, state):
                 raise ValueError('it is the state of another kind of optimizer')
             if not all(fits(value, parameter) for value in of_parameter.values()):
                 raise ValueError('it is the state of parameters of other shapes')
-            if of_parameter:
-                values[number] = {name: laid_out(value, parameter) for name, value in of_parameter.items()}
-        groups.append(saved | {name: value for name, value in own.items() if name != 'params'})
-    return state | {'param_groups': groups, 'state': values}
 
 
 def state_keys(optimizer, group, n_dims):

@@ -93,16 +93,17 @@ def read_state_dict(path):
     Lightning or of the public code.
     """
     try:
-        if public_code.is_file(path):
-            state = public_code.unpickled(path)
-        elif Path(path).suffix == '.safetensors':
+        if Path(path).suffix == '.safetensors':
             from safetensors.torch import load_file
             state = load_file(path)
         else:
             if zipfile.is_zipfile(path):
                 with zipfile.ZipFile(path) as archive:
                     require_uncompressed(path, archive)
-            state = torch.load(path, map_location='cpu', weights_only=True)
+            if public_code.is_file(path):
+                state = public_code.unpickled(path)
+            else:
+                state = torch.load(path, map_location='cpu', weights_only=True)
     except UserError as error:
         raise UserError(f'--weights {error}') from None
     except OSError as error:

@@ -117,7 +117,8 @@ class Checkpoint:
                 state = states[name]
                 if 'criterion' in fresh and isinstance(part, torch.optim.Optimizer):
                     state = without_state_of(self.parts['criterion'], part, state)
-                part.load_state_dict(state)
+                if state is not None:
+                    part.load_state_dict(state)
                 if state is not states[name]:
                     fresh.append(f"the criterion's part of {name}")
             except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
@@ -144,8 +145,13 @@ class Checkpoint:
 
 
 def without_state_of(module, optimizer, state):
-    """The state dict of an optimizer without what it holds for the parameters of a module that starts fresh."""
+    """
+    The state dict of an optimizer without what it holds for the parameters of a module that starts fresh; None for an
+    optimizer of the module alone.
+    """
     own = {*module.parameters()}
+    if own.issuperset(parameter for group in optimizer.param_groups for parameter in group['params']):
+        return None
     kept = dict(state['state'])
     for saved, group in zip(state['param_groups'], optimizer.param_groups, strict=True):
         for number, parameter in zip(saved['params'], group['params'], strict=True):

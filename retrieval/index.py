@@ -66,14 +66,24 @@ class Index:
                 f'finds {how["recall"]:.1%} of the exact {search.N_NEAREST} nearest{told}')
 
     def array(self, kind, dtype, n_columns):
-        data = self.files[kind].view(dtype)
-        return data.reshape(-1, n_columns) if n_columns else data.reshape(0, 0)
+        data = self.files[kind]
+        width = n_columns * np.dtype(dtype).itemsize
+        if len(data) % width if width else len(data):
+            raise UserError(f'{self.folder}: damaged: its {kind} are no rows of {n_columns} numbers; make it again')
+        return data.view(dtype).reshape(len(data) // max(width, 1), n_columns)
 
     @functools.cached_property
     def photos(self):
         """The records of the images: N lists [path, size in bytes, time of modification in ns]."""
         lines = self.files['photos'].tobytes().splitlines()
-        return json.loads(b'[' + b','.join(lines) + b']')
+        try:
+            found = json.loads(b'[' + b','.join(lines) + b']')
+        except (ValueError, RecursionError):
+            found = []
+        if len(found) != len(self) or not all(isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str)
+                                              for entry in found):
+            raise UserError(f'{self.folder}: damaged: its list of images; make it again')
+        return found
 
     @functools.cached_property
     def paths(self):
@@ -105,8 +115,12 @@ class Index:
         if not how['n_cells'] or self.device.type != 'cpu' or search.faiss_or_none() is None:
             return None
         cells = self.array('cells', np.int32, 1)[:, 0]
-        return search.inverted_file(self.embeddings, self.array('centroids', np.float32, self.content['dim']), cells,
-                                    how['n_visited'])
+        centroids = self.array('centroids', np.float32, self.content['dim'] or 0)
+        n_cells = how['n_cells']
+        if (len(cells) != len(self) or len(centroids) != n_cells or not 0 < how['n_visited'] <= n_cells
+                or not 0 <= cells.min(initial=0) <= cells.max(initial=0) < n_cells):       # faiss does not check it
+            raise UserError(f'{self.folder}: damaged: its inverted file; make it again')
+        return search.inverted_file(self.embeddings, centroids, cells, how['n_visited'])
 
     @functools.cached_property
     def gallery(self):

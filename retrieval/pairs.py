@@ -5,6 +5,7 @@ pair is accepted as one class if its similarity reaches a threshold, which for e
 The similarity is 1 − d² / 2 for a Euclidean distance d, which is the cosine for embeddings of norm 1.
 """
 import csv
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ WITHOUT = ('pca', 'eval_autocast', 'eval_reference', 'eval_level', 'splits_to_ev
 MORE = 1 + 1e-12             # factor for rate * number of pairs, which rounding may put just below a whole number
 SAME = {'1': True, '0': False, 'true': True, 'false': False}
 SUFFIXES = '.jpg', '.png', '.jpeg'
+DIGITS = 9                   # of a number in LFW's list at most
 
 
 @dataclass
@@ -80,14 +82,17 @@ def read(file, folder):
         lines = file.read_text(encoding='utf-8-sig').splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'pairs {file}: not readable ({error})') from None
-    rows = in_csv(file, lines, folder) if file.suffix.lower() == '.csv' else of_lfw(file, lines, folder)
+    try:
+        rows = in_csv(file, lines, folder) if file.suffix.lower() == '.csv' else of_lfw(file, lines, folder)
+    except csv.Error as error:
+        raise UserError(f'pairs {file}: not a CSV file ({error})') from None
     if not rows:
         raise UserError(f'pairs {file}: it has no pairs')
     first, second, is_same, fold = (list(column) for column in zip(*rows, strict=True))
     if len({*is_same}) == 1:
         raise UserError(f'pairs {file}: all pairs are {"of one class" if is_same[0] else "of two classes"}; both kinds '
                         'are needed')
-    missing = [path for path in dict.fromkeys(first + second) if not Path(path).exists()]
+    missing = [path for path in dict.fromkeys(first + second) if not os.path.exists(path)]
     if missing:
         raise UserError(f'pairs {file}: {len(missing):,} of {len({*first, *second}):,} images do not exist, such as '
                         f'{missing[0]}; --photos names their folder')
@@ -114,15 +119,15 @@ def of_lfw(file, lines, folder):
     each fold n lines `name i j` and n lines `name i name j`. The images are name/name_0001.jpg.
     """
     table = [line.split() for line in lines if line.strip()]
-    if not table or len(table[0]) > 2 or not all(cell.isdecimal() for cell in table[0]):
+    if not table or len(table[0]) > 2 or not all(map(is_number, table[0])):
         raise UserError(f"pairs {file}: neither a .csv file nor LFW's pairs.txt, whose first line is the number of "
                         'folds and of pairs, such as 10 300')
     n_folds, n_pairs = map(int, ['1', *table[0]][-2:])
     rows = []
     for number, cells in enumerate(table[1:]):
-        is_same = number % (2 * n_pairs) < n_pairs
+        is_same = n_pairs > 0 and number % (2 * n_pairs) < n_pairs
         one, *other = cells[:2], cells[:1] + cells[2:] if is_same else cells[2:]
-        if len(cells) != (3 if is_same else 4) or not (one[1] + other[0][1]).isdecimal():
+        if len(cells) != (3 if is_same else 4) or not (is_number(one[1]) and is_number(other[0][1])):
             raise UserError(f'pairs {file}: pair {number + 1} is {" ".join(cells)!r}; expected '
                             f'{"name number number" if is_same else "name number name number"}')
         rows.append((*(image_of_lfw(folder, *image) for image in (one, *other)), is_same,
@@ -132,9 +137,13 @@ def of_lfw(file, lines, folder):
     return rows
 
 
+def is_number(cell):
+    return cell.isdecimal() and len(cell) <= DIGITS
+
+
 def image_of_lfw(folder, name, number):
     places = [folder / name / f'{name}_{int(number):04d}{suffix}' for suffix in SUFFIXES]
-    return str(next((place for place in places if place.exists()), places[0]))
+    return str(next((place for place in places if os.path.exists(place)), places[0]))
 
 
 def similarities(embeddings, images, pairs):

@@ -8,8 +8,10 @@ The files of an index folder. index.json names the other files, with the number 
 Rows are appended at the recorded ends of the files; if a killed process left more there, it is overwritten. All other
 changes write new files. index.json is replaced last, atomically, so that the folder is a complete index at any moment.
 """
+import functools
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,36 @@ NAME = 'index.json'
 VERSION = 1                  # raise it when the format changes
 WITH_CODES = 2               # the version of an index of codes, which has the key `codes`
 KINDS = ('embeddings', 'photos', 'centroids', 'cells')
-KEYS = {'run', 'network_id', 'settings', 'generation', 'n_images', 'dim', 'recall', 'search', 'files'}
+
+
+def is_count(value):
+    return type(value) is int and 0 <= value <= sys.maxsize
+
+
+def has(value, **forms):
+    """Whether `value` is a dict with these keys, and each of their values has the form that a function says."""
+    return isinstance(value, dict) and all(name in value and fits(value[name]) for name, fits in forms.items())
+
+
+def is_fraction(value):
+    return type(value) in (int, float) and 0 <= value <= 1
+
+
+def is_file(value):
+    return has(value, name=lambda name: isinstance(name, str), bytes=is_count)
+
+
+# the form that each entry of index.json must have; it may have `open_set` and `codes`, too
+FORMS = {
+    **dict.fromkeys(('run', 'network_id'), lambda value: isinstance(value, str)),
+    'settings': has,
+    **dict.fromkeys(('generation', 'n_images'), is_count),
+    'dim': lambda value: value is None or is_count(value) and value > 0,
+    'recall': is_fraction,
+    'search': functools.partial(has, n_cells=is_count, n_visited=is_count, recall=is_fraction, n_images=is_count),
+    'files': lambda value: has(value) and all(name in KINDS and is_file(file) for name, file in value.items()),
+}
+KEYS = FORMS.keys()
 
 
 def create(folder, network, recall, open_set=None, codes='float32'):
@@ -54,6 +85,9 @@ def read(folder):
     keys = KEYS | ({'codes'} if version == WITH_CODES else set())
     if version not in (VERSION, WITH_CODES) or not keys <= content.keys():
         raise UserError(f'{file}: not an index of this version of the program; make the index again')
+    wrong = [name for name, fits in FORMS.items() if not fits(content[name])]
+    if wrong:
+        raise UserError(f'{file}: damaged ({", ".join(wrong)}); make the index again')
     return content
 
 

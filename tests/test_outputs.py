@@ -9,6 +9,7 @@ import pytest
 
 import Evaluate_Ensemble
 import Evaluate_Network
+import main
 import Result_Evaluations
 import Retrieve_Images
 from evaluation import pictures, protocol
@@ -120,3 +121,15 @@ def test_other_errors_of_the_system_keep_their_traceback(tmp_path):
 
     with pytest.raises(OSError, match='not empty'):
         errors.exit_code('x.py', fail)
+
+
+@pytest.mark.parametrize('script, arguments', [
+    (main, '--resume {long}'), (main, '--reproduce {long}'), (main, '--evaluate {long}'), (Evaluate_Network, '{long}'),
+    (Retrieve_Images, 'query x {long}'), (Retrieve_Images, 'index x {long} --out {out}'),
+    (Result_Evaluations, '--runs {long}')])
+def test_a_path_that_is_too_long_is_named(script, arguments, tmp_path, capsys):
+    long = 300 * 'a'
+    arguments = arguments.format(long=long, out=tmp_path / 'out').split()
+    assert script.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert long in error and len(error.splitlines()) == 1

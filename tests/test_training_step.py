@@ -571,6 +571,34 @@ def test_the_schedule_leaves_an_optimizer_of_the_criterions_own_alone(asks_for_a
     assert 0 < moved.max() <= 0.1 * 0.001 * (1 + 1e-6)                                  # its gradient was clipped
 
 
+@pytest.mark.parametrize('later, is_fresh', [
+    ({}, False), ({'kind': torch.optim.Adamax}, True), ({'kind': torch.optim.SGD, 'lr': 0.2}, True),
+    ({'kind': torch.optim.SGD, 'lr': 0.2, 'shape': (5, 1)}, True), ({'lr': 0.2, 'shape': (5, 1)}, True)])
+def test_an_optimizer_of_the_criterions_own_takes_over_the_state_of_its_kind(later, is_fresh, tmp_path, capsys):
+    """In a run whose criterion changes. Where the criterion starts fresh, so do the settings of its optimizer."""
+    def state_of(kind=torch.optim.Adam, lr=0.1, shape=(5,)):
+        head = torch.nn.ParameterDict({'weight': torch.nn.Parameter(torch.ones(shape))})
+        criterion = built.criterion = torch.nn.ModuleDict({'head': head})
+        criterion.optimizers = functools.cache(lambda: [kind(head.parameters(), lr=lr)])
+        _, built.schedule = optimization.select(opt, built.model, criterion)
+        return criterion.optimizers()[0], checkpoint.Checkpoint(tmp_path, {}, [], built.with_state())
+
+    opt, built, _ = build('')
+    begun, state = state_of()
+    begun.param_groups[0]['params'][0].grad = torch.ones(5)
+    begun.step()
+    state.save(1, {'epoch': 1})
+    own, state = state_of(**later)
+    settings = {name: value for name, value in own.param_groups[0].items() if name != 'params'}
+    state.resume(merges=lambda epoch: True)
+    assert ('criterion_optimizer_1' in capsys.readouterr().out) == is_fresh == (not own.state)
+    parameter, = own.param_groups[0]['params']
+    assert settings == {name: value for name, value in own.param_groups[0].items() if name != 'params'}
+    parameter.grad = torch.ones_like(parameter)
+    own.step()
+    assert parameter.isfinite().all()
+
+
 @pytest.mark.parametrize('where', ['head', 'network'])
 def test_in_float16_all_optimizers_skip_a_step_or_none(where, asks_for_all):
     _, built, _ = build('--loss asks_for_all --batch_mining none --amp float16', torch.float32)

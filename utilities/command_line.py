@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from utilities import flag_hints
+from utilities import flag_hints, image_size
 from utilities.errors import UserError
 from utilities.flag_help import Facts, Formatter, Help, PrintCompletion, facts
 from utilities.method_flags import expected_number
@@ -180,7 +180,7 @@ FRACTION = number(float, 0, 1)
 WHOLE = number(int)
 POSITIVE_INT = number(int, 1)
 COUNT = number(int, 0)
-SIDE = number(int, 1, 10_000)         # side of an image, in pixels
+SIDE = number(int, 1, image_size.LARGEST)      # side of an image, in pixels
 
 
 def flag(group, *names, **options):

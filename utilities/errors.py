@@ -174,8 +174,9 @@ class Ended(Exception):
 def reported(script):
     """
     Gives the block an object whose `code` is the exit code of the script. The block may set it; by default it is 0. It
-    becomes 2 after a UserError and where a disk is full or refuses access, 1 after a RunFailed and where memory runs
-    out, and 130 after Ctrl-C. The sentence of the error is printed. Any other exception keeps its traceback.
+    becomes 2 after a UserError, for a path that is too long and where a disk is full or refuses access, 1 after a
+    RunFailed and where memory runs out, and 130 after Ctrl-C. The sentence of the error is printed. Any other exception
+    keeps its traceback.
     """
     end = SimpleNamespace(code=0)
     needs_less = 'a smaller --bs needs less' if script == 'Retrieve_Images.py' else NEEDS_LESS
@@ -191,9 +192,12 @@ def reported(script):
     except Ended as error:
         end.code = error.code
     except (OSError, sqlite3.OperationalError) as error:
-        if not is_disk_error(error):
+        is_too_long = getattr(error, 'errno', None) == errno.ENAMETOOLONG
+        if not is_too_long and not is_disk_error(error):
             raise
-        if not isinstance(error, Unwritable):
+        if is_too_long:
+            error = f'{error.filename}: {error.strerror}; shorten it'
+        elif not isinstance(error, Unwritable):
             error = Unwritable(getattr(error, 'filename', None) or 'an output', error)
         print(f'{script}: error: {error}', file=sys.stderr)
         end.code = 2

@@ -1,4 +1,7 @@
 """Sizes of images in pixels: one number, the side of a square; or (height, width)."""
+from utilities.errors import UserError
+
+LARGEST = 10_000                                                          # the longest side of an image in evaluation
 
 
 def sides(size):
@@ -20,7 +23,13 @@ def scaled(size, factor):
 
 
 def in_evaluation(opt, size):
-    """{flag and value: (height, width)} of all sizes but `size`, the network's, that images have in evaluation."""
+    """
+    {flag and value: (height, width)} of all sizes but `size`, the network's, that images have in evaluation. Raises
+    UserError for a view of more than LARGEST pixels.
+    """
     found = {f'--eval_size {written(opt.eval_size)}': sides(opt.eval_size)} if opt.eval_size else {}
     factors = [view for view in opt.eval_views if view not in ('flip', 1)]
+    for factor in factors:
+        if factor * max(sides(opt.eval_size or size)) > LARGEST:
+            raise UserError(f'--eval_views {factor:g}: it makes images of more than {LARGEST:,} pixels a side')
     return found | {f'--eval_views {factor:g}': scaled(opt.eval_size or size, factor) for factor in factors}

@@ -217,6 +217,9 @@ def test_bad_weights_are_refused_and_never_executed(state, opt, tmp_path, capsys
     compress(tmp_path / 'stored.pth', tmp_path / 'w.pth')
     with pytest.raises(UserError, match=r'--weights .*w.pth: a compressed archive, which torch.save does not write'):
         load()
+    compress(tmp_path / 'stored.pth', tmp_path / 'w.pth.tar')                   # the name of a file of the public code
+    with pytest.raises(UserError, match=r'--weights .*w.pth.tar: a compressed archive'):
+        weights.read_state_dict(tmp_path / 'w.pth.tar')
 
 
 def test_a_file_that_holds_no_weights_is_described_without_torchs_advice(opt, tmp_path):

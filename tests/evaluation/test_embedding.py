@@ -135,6 +135,8 @@ def test_a_backbone_is_unfrozen_for_an_epoch(flags, quick, run, tmp_path, monkey
 def test_bad_views_are_refused_by_a_sentence(quick, run, capsys):
     for views, sentence in ((['mirror'], '--eval_views: expected flip or a positive number, not mirror'),
                             (['-1'], '--eval_views: expected flip or a positive number, not -1'),
+                            (['1e308'], '--eval_views 1e+308: it makes images of more than 10,000 pixels a side'),
+                            (['1', '900'], '--eval_views 900: it makes images of more than 10,000 pixels a side'),
                             (['0.8'], '--eval_views 0.8: the network cannot process images of this size'),
                             (['2'], '--eval_views 2: --arch conv4_normalize has another number of features')):
         assert run(*quick, '--eval_views', *views) == 2

@@ -355,6 +355,13 @@ def test_an_index_that_is_killed_while_it_is_made_is_finished_by_the_same_comman
     (lambda folder: (folder / 'embeddings_0').write_bytes(b'\0' * 639), 'embeddings_0: missing, or cut off'),
     (lambda folder: (folder / 'photos_0').unlink(), 'photos_0: missing'),
     (lambda folder: edit(folder, name='../photos_0'), 'photos_0: missing'),
+    *((lambda folder, entry=entry: store.write(folder, store.read(folder) | entry), sentence) for entry, sentence in (
+        ({'dim': 10 ** 9}, 'its embeddings are no rows of 1000000000 numbers'),
+        ({'dim': 3}, 'its embeddings are no rows of 3 numbers'), ({'dim': 8}, 'the numbers of embeddings and of'),
+        ({'dim': -1}, r'index.json: damaged \(dim\)'), ({'dim': 'x', 'search': []}, r'damaged \(dim, search\)'),
+        ({'search': search.EXACT | {'n_cells': 1e9}}, r'damaged \(search\)'), ({'recall': 2}, r'damaged \(recall\)'))),
+    (lambda folder: edit(folder, bytes=-1), r'damaged \(files\)'),
+    (lambda folder: edit(folder, bytes=9), 'damaged: its list of images'),
 ])
 def test_a_damaged_index_is_refused(damage, sentence, tmp_path):
     index_of(tmp_path / 'index', clustered(10, 16, 2, 0.1))
@@ -362,6 +369,21 @@ def test_a_damaged_index_is_refused(damage, sentence, tmp_path):
     damage(tmp_path / 'index')
     with pytest.raises(UserError, match=sentence):
         Index(tmp_path / 'index').query(np.zeros((1, 16)))
+
+
+@pytest.mark.parametrize('n_cells, n_visited, cells', [
+    (3, 1, None), (10 ** 9, 1, None), (2, 0, [0] * 10), (2, 3, [0] * 10), (2, 1, [0] * 9), (2, 1, [0] * 9 + [2]),
+    (2, 1, [-1] * 10)])
+def test_a_damaged_inverted_file_is_refused(n_cells, n_visited, cells, tmp_path):
+    """faiss would read beyond its memory."""
+    pytest.importorskip('faiss')
+    folder = tmp_path / 'index'
+    content = index_of(folder, clustered(10, 16, 2, 0.1)).content
+    how = search.EXACT | {'n_cells': n_cells, 'n_visited': n_visited}
+    rows = {} if cells is None else {'cells': np.array(cells, np.int32), 'centroids': np.eye(2, 16, dtype=np.float32)}
+    store.append(folder, content | {'search': how}, 0, **{kind: part.tobytes() for kind, part in rows.items()})
+    with pytest.raises(UserError, match='damaged: its inverted file'):
+        Index(folder).query(np.zeros((1, 16)))
 
 
 def edit(folder, **entries):
