@@ -127,8 +127,9 @@ def explained_stop(opt, state):
         hint = ''
         if state.last.exists():
             hint = f'\nThe last checkpoint: {state.last}. To continue: python main.py --resume {state.folder}'
-            if isinstance(error, errors.OutOfMemory):
-                hint += f' --micro_bs {max(1, (opt.micro_bs or opt.bs) // 2)}'
+            piece = opt.micro_bs or opt.bs
+            if isinstance(error, errors.OutOfMemory) and piece > 1:
+                hint += f' --micro_bs {piece // 2}'
         raise RunFailed(f'{reason}{hint}') from None
 
 

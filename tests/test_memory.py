@@ -30,9 +30,11 @@ def assert_says(error, *flags):
     assert all(f'{flag} ' in error or f'{flag},' in error or f'{flag}.' in error for flag in flags), error
 
 
-@pytest.mark.parametrize('raising', [too_much, too_much_on_a_gpu])
+@pytest.mark.parametrize('raising, flags, smaller', [
+    (too_much, [], ' --micro_bs 6'), (too_much_on_a_gpu, [], ' --micro_bs 6'),
+    (too_much, ['--micro_bs', '1', '--bs', '4', '--samples_per_class', '2'], '')])
 def test_memory_that_runs_out_in_training_is_a_sentence_with_the_command_that_goes_on(
-        raising, quick, run, monkeypatch, tmp_path, capsys):
+        raising, flags, smaller, quick, run, monkeypatch, tmp_path, capsys):
     update = TrainingStep.update
 
     def failing(self, loss):
@@ -40,11 +42,11 @@ def test_memory_that_runs_out_in_training_is_a_sentence_with_the_command_that_go
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainingStep, 'update', failing)
-        assert run(*quick, *FEW) == 1
+        assert run(*quick, *FEW, *flags) == 1
     error, folder = capsys.readouterr().err, folder_of(tmp_path)
     assert_says(error, '--bs', '--micro_bs', '--amp')
     command = re.search(r'To continue: python main.py (.*)', error)[1]
-    assert command == f'--resume {folder} --micro_bs 6' and run(*shlex.split(command)) == 0
+    assert command == f'--resume {folder}{smaller}' and run(*shlex.split(command)) == 0
     assert [row['epoch'] for row in rows_of(folder)] == ['0', '1', '2']
 
 
