@@ -2,6 +2,7 @@
 import argparse
 import copy
 import functools
+import gc
 import io
 import os
 import pickle
@@ -35,6 +36,19 @@ plots.install()
 # seconds, 5 by default: until a loader looks for killed data workers, and ends those that do not answer
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
 torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.5,)
+
+
+gc.disable()                                                    # until all tests are imported, there is no garbage
+
+
+def pytest_collection_finish():
+    """
+    The garbage collector would look at the packages again and again, which takes a twentieth of the time of the tests.
+    Now it skips what is there, and comes later.
+    """
+    gc.freeze()
+    gc.set_threshold(20_000, 5, 5)
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
