@@ -45,7 +45,7 @@ def server():
 
     Handler.requests = []
     server = HTTPServer(('127.0.0.1', 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()      # seconds until it ends
     Handler.url = f'http://127.0.0.1:{server.server_port}'
     yield Handler
     server.shutdown()
