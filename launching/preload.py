@@ -10,6 +10,7 @@ from launching.fork_server import PACKAGES
 os.setsid()                                                       # Ctrl-C on the launcher's terminal is not for it
 for stream in range(3):                                           # runs that are left may keep it alive: it holds no
     os.dup2(os.open(os.devnull, os.O_RDWR), stream)               # pipe or terminal of the launcher
+gc.disable()                                                      # imports leave little garbage
 for package in PACKAGES:
     with contextlib.suppress(ImportError):                        # runs work without it, or print what is missing
         importlib.import_module(package)
@@ -19,3 +20,4 @@ os.wait()
 if len(os.listdir('/proc/self/task')) > 1:
     sys.exit('a process with threads cannot be forked')
 gc.freeze()                                                       # the garbage collector of runs skips the packages
+gc.enable()

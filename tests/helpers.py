@@ -238,16 +238,22 @@ def printed_metrics(out, split='test'):
     return {f'{split}_{name}': text for name, text in cells.items() if text}
 
 
-def assert_texts_are_inside(figure):
-    """Every text that a figure of matplotlib draws lies inside it, up to a pixel."""
-    drawn = []
+def assert_texts_are_inside(figure, draw=None):
+    """
+    Every text that a figure of matplotlib draws lies inside it, up to a pixel.
+
+    draw: a function that draws the figure in its own pixels; by default, the figure is drawn for this check alone.
+    """
+    drawn, draw_text = [], Text.draw
 
     def measure(text, renderer):
         if text.get_visible() and text.get_text().strip():
             drawn.append((text.get_text(), text.get_window_extent(renderer)))
+        if draw:
+            draw_text(text, renderer)
 
     with mock.patch.object(Text, 'draw', measure):                # a tick outside the axes has a text that is not drawn
-        FigureCanvasAgg(figure).draw()
+        (draw or FigureCanvasAgg(figure).draw)()
     width, height = figure.bbox.size
     outside = {text: box.extents.round().tolist() for text, box in drawn
                if min(box.x0, box.y0) < -1 or box.x1 > width + 1 or box.y1 > height + 1}

@@ -15,7 +15,7 @@ from tests.helpers import ROOT, assert_same_end, executed, executing, folder_of,
 
 # Runs of several processes, as main.py --gpu starts them, but forked from one that has imported everything; each run is
 # described by a list: the number of processes, the arguments of main.py, and a statement that process `rank` executes
-# before. Prints the exit codes of the runs.
+# before. The launchers wait `grace` seconds for processes that they ask to end. Prints the exit codes of the runs.
 FORKER = """
 import functools, json, os, sys
 import main
@@ -25,12 +25,13 @@ from utilities import errors, processes, stopping
 
 main.parameters.build = functools.cache(main.parameters.build)
 main.parameters.build()
-for n, arguments, before in json.loads(sys.argv[1]):
+grace, plan = json.loads(sys.argv[1])
+for n, arguments, before in plan:
     launcher = os.fork()
     if not launcher:
         forks.install_processes(n)
         stopping.install()
-        stopping.GRACE = 3
+        stopping.GRACE = grace
         command = [sys.executable, f'{forks.HERE}/run_after.py', before, *arguments]
         os._exit(errors.exit_code('main.py', lambda: processes.start(n, command, {})))
     print('code', os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1]), flush=True)
@@ -58,10 +59,10 @@ distributed_c10d._tensor_to_object = distributed_c10d._unpickler = None
 FEW = ['--iterations_per_epoch', '2', '--evaluation_metrics', 'e_recall@1', 'nmi', 'rho_spectrum@0']
 
 
-def runs(folder, *plan, seconds=1200):
+def runs(folder, *plan, seconds=1200, grace=3):
     """Runs the plan [(n, arguments, before)]; returns ([exit code of each], output, errors), of files in `folder`."""
     plan = [[n, [str(argument) for argument in arguments], ''.join(before)] for n, arguments, *before in plan]
-    code, out, error = executed(folder, FORKER, json.dumps(plan), seconds=seconds)
+    code, out, error = executed(folder, FORKER, json.dumps([grace, plan]), seconds=seconds)
     assert code == 0, error
     codes = re.findall(r'^code (.*)$', out, re.MULTILINE)
     assert len(codes) == len(plan), out + error
@@ -107,7 +108,7 @@ def test_results_of_process_0_may_be_large_and_take_longer_than_a_step(quick, tm
                'from datetime import timedelta\n'
                'processes.TIMEOUT = timedelta(seconds=2)\n'
                'def work(arguments):\n'
-               '    processes.run_on_rank_zero(time.sleep, 4)\n'
+               '    processes.run_on_rank_zero(time.sleep, 3)\n'
                '    sizes = [len(processes.run_on_rank_zero("a".__mul__, 20 << 20)) for _ in range(3)]\n'
                '    pairs = processes.run_on_rank_zero(lambda: {"pairs": [(1, 2.5)]})["pairs"]\n'
                '    return 0 if sizes == [20 << 20] * 3 and [*map(tuple, pairs)] == [(1, 2.5)] else 1\n'
@@ -184,7 +185,7 @@ def test_a_process_that_is_too_busy_to_stop_is_killed(quick, tmp_path):
             '    os.kill(os.getppid(), 2)\n'
             '    time.sleep(600)\n'
             'main.work = lambda arguments: processes.run_on_rank_zero(stopped_in_a_long_call)')
-    codes, _, error = runs(tmp_path, (2, quick, busy), seconds=120)
+    codes, _, error = runs(tmp_path, (2, quick, busy), seconds=120, grace=0.5)
     assert codes == [130] and error.strip() == 'Stopping; press Ctrl-C again to end at once.', error
 
 
@@ -248,6 +249,7 @@ RANK = """
 import os, pathlib, sys, time
 from utilities import errors, processes, stopping
 stopping.install()
+stopping.GRACE = 1
 folder = pathlib.Path(sys.argv[1])
 (folder / f'pid_{os.environ["RANK"]}').write_text(str(os.getpid()))
 while not (folder / 'go').exists():

@@ -4,7 +4,6 @@ import io
 import multiprocessing
 import tarfile
 import threading
-import time
 import zipfile
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -15,6 +14,7 @@ from PIL import Image
 
 import datasets
 from datasets import download
+from utilities import stopping
 from utilities.errors import UserError
 
 
@@ -45,7 +45,7 @@ def server():
 
     Handler.requests = []
     server = HTTPServer(('127.0.0.1', 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()      # seconds until it ends
     Handler.url = f'http://127.0.0.1:{server.server_port}'
     yield Handler
     server.shutdown()
@@ -85,14 +85,16 @@ def test_a_download_continues_is_checked_and_unpacked_once(server, tmp_path):
 
 
 def test_of_two_processes_one_downloads(server, monkeypatch, tmp_path, capfd):
-    server.content, start = tar_of({'a.txt': b'x'}), download.download
+    server.content, start, sleep = tar_of({'a.txt': b'x'}), download.download, stopping.sleep
+    fork = multiprocessing.get_context('fork')
+    waits = fork.Event()
 
     def slowly(url, partial):
-        time.sleep(2)                                                  # until both processes have begun
+        waits.wait(2)                                                  # until the other process has begun
         start(url, partial)
 
     monkeypatch.setattr(download, 'download', slowly)
-    fork = multiprocessing.get_context('fork')
+    monkeypatch.setattr(stopping, 'sleep', lambda seconds: (waits.set(), sleep(seconds)))
     arguments = server.url + '/data.tgz', md5(server.content), tmp_path
     processes = [fork.Process(target=download.fetch, args=arguments) for _ in range(2)]
     for process in processes:
