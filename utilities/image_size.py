@@ -1,5 +1,5 @@
 """Sizes of images in pixels: one number, the side of a square; or (height, width)."""
-from .errors import UserError
+from .errors import UserError  # relative: hubconf.py loads this file under another package's name
 
 LARGEST = 10_000                                                          # the longest side of an image in evaluation
 
