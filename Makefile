@@ -18,7 +18,7 @@ demo: .venv/installed           ## train on letters rendered from fonts for one 
 	$(BIN)/python main.py --dataset glyphs --arch conv4_normalize --not_pretrained --loss multisimilarity \
 	    --loss_multisimilarity_margin 2 --lr 0.001 --bs 112 --samples_per_class 4 --n_epochs 8 --no_train_metrics --group demo
 
-compare: .venv/installed        ## train two methods with five seeds each (eight minutes), and compare them; SCRIPT=... BASELINE=... names others
+compare: .venv/installed        ## train two methods with five seeds each (four to eight minutes), and compare them; SCRIPT=... BASELINE=... names others
 	$(BIN)/python Launch_Runs.py $(SCRIPT) --workers 2
 	$(BIN)/python Result_Evaluations.py --runs Training_Results --script $(SCRIPT) --metrics map_at_r --baseline $(BASELINE)
 
