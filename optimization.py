@@ -46,7 +46,7 @@ def select(opt, model, criterion, n_steps=1):
     by_criterion = criteria.optimizers(criterion)
     check_once(network + own, by_criterion)
     for optimizer in by_criterion:
-        if type(optimizer) in OPTIMIZERS.values():           # of another one, the names of its state are not known
+        if type(optimizer) in OPTIMIZERS.values():           # the names of the state of others are not known
             optimizer.register_load_state_dict_pre_hook(require_kind)
     embedding = [group for group in network if group['name'].startswith('embedding')]
     groups = [group for group in network if not group['name'].startswith('embedding')]

@@ -26,7 +26,7 @@ WITHOUT = ('pca', 'eval_autocast', 'eval_reference', 'eval_level', 'splits_to_ev
 MORE = 1 + 1e-12             # factor for rate * number of pairs, which rounding may put just below a whole number
 SAME = {'1': True, '0': False, 'true': True, 'false': False}
 SUFFIXES = '.jpg', '.png', '.jpeg'
-DIGITS = 9                   # of a number in LFW's list at most
+DIGITS = 9                   # the most digits of a number in LFW's list
 
 
 @dataclass
