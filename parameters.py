@@ -241,10 +241,6 @@ def network_parameters(parser):
         help='part of the backbone that is not trained; N: the stem and the first N blocks; none trains all')
     add('--lora_rank', type=COUNT, default=0,
         help='rank of the trained adapters (LoRA) in the attention layers of a ViT; 0 means no adapters')
-    add('--visual_prompts', '--prompts', dest='prompts', type=COUNT, default=0, embedding=True, metavar='N',
-        help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
-    add('--prompt_depth', type=COUNT, default=0, embedding=True,
-        help='number of blocks, from the first on, with prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained',
            help='start from random instead of pretrained weights')
     add('--input_size', nargs='+', type=SIDE, action=SizeOfImages, metavar='PIXELS', embedding=True,

@@ -91,7 +91,7 @@ def text(opt, flags, source, states, description, network):
         average=', their moving average' if opt.eval_ema else '',
         data=describe_data(flags['dataset'], splits, config.get('flags', {})),
         metrics=metrics_table(states.get('row') or {}, opt.eval_ema),
-        timm=OF_TIMM if is_of_timm and not opt.prompts else '',
+        timm=OF_TIMM if is_of_timm else '',
         command=shown)
 
 
