@@ -128,10 +128,6 @@ def data_parameters(parser):
     add, switch = new_group(parser, 'data', 'data set, splits, labels, decoding, augmentation', resume='never')
     add('--dataset', default='cub200', common=True, names=DATASETS, embedding=True, help='data set')
     switch('--skip_bad_images', help='check every image at the start and leave out those that cannot be read')
-    add('--decode',
-        choices={'exact': 'the pixels that Pillow gives',
-                 'fast': 'JPEG files at a fraction of their size, with slightly different pixels'},
-        default='exact', embedding=True, help='how images are decoded and resized')
     add('--split_scheme',
         choices={'half': 'training and test classes', 'class_folds': 'half, with folds of validation classes',
                  'mlrc': 'the class lists of Musgrave et al.',
