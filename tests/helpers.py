@@ -198,6 +198,12 @@ def examples_alone(files, tmp_path, snippets=None):
     return {name: (int(attempted), int(failed)) for name, attempted, failed in lines}
 
 
+def flags_alone(opt):
+    """The flags {name: value} of a namespace whose values have a text that a program without our files can read."""
+    plain = (bool, int, float, str, list, type(None))
+    return {name: value for name, value in vars(opt).items() if isinstance(value, plain)}
+
+
 def published(registry):
     """The parts of this project, whose files begin with its licence: {name: module}; not those that somebody adds."""
     return {name: module for name, module in registry.items()
