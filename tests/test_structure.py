@@ -161,12 +161,12 @@ def test_the_map_in_the_readme_names_every_file_and_folder():
 
 
 def copied(folder):
-    """A copy of the files of the checkout and of its folders of code, with their compiled files: files may be added."""
+    """A copy of the files of the checkout and of its folders of code and pages, with their compiled files: files may be added."""
     folder.mkdir(parents=True)
     for path in ROOT.iterdir():
         if path.is_file() and path.suffix:                        # not .git of a worktree
             shutil.copy2(path, folder)
-        elif any(path.glob('*.py')) or any(path.glob('*.sh')):
+        elif any(path.glob('*.py')) or any(path.glob('*.sh')) or any(path.glob('*.md')):
             shutil.copytree(path, folder / path.name)
     return folder
 
