@@ -15,7 +15,6 @@ OUTPUTS = {                                    # output: the command that writes
     'embeddings': 'Evaluate_Network.py {run} embeddings {out}.npz',
     'export': 'Evaluate_Network.py {run} export {out}.pt2',
     'pictures': 'Evaluate_Network.py {run} pictures {out} --pictures distances',
-    'overlap': 'Evaluate_Network.py {run} overlap',
     'table': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --latex {out}.tex --csv {out}.csv',
     'rows': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --rows {out}.csv',
     'figures': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --figures {out}',
