@@ -185,7 +185,9 @@ def test_the_table_of_a_run(quick, run, tmp_path, capsys):
     assert {name for name in lines if name.startswith('test_')} == {'test_e_recall@1', 'test_map_at_r'}
     assert all(len(lines[name]) == 3 for name in lines if name.startswith('test_'))
     for flags, message in ((['--evaluation_metrics', 'nmi'], '--evaluation_metrics, such as map_'),
-                           (['beta'], 'choose from'), (['--alphaqe_n', 'all'], 'expected a whole number'),
-                           (['--loss', 'hyperbolic'], 'ranks by a distance of its own')):
+                           (['beta'], 'choose from'), (['--alphaqe_n', 'all'], 'expected a whole number')):
         assert after_training(folder, 'rerank', *flags) == 2
         assert message in capsys.readouterr().err
+    assert run(*quick, '--n_epochs', '0', '--loss', 'hyperbolic', '--batch_mining', 'none', '--group', 'ball') == 0
+    assert after_training(folder_of(tmp_path, 'ball_s1'), 'rerank') == 2
+    assert 'ranks by a distance of its own' in capsys.readouterr().err
