@@ -8,7 +8,7 @@ import configuration
 import datasets
 import evaluation
 import parts
-from datasets import ImageSet, folder
+from datasets import ImageSet, folder, image_list
 from datasets.base import note_ignored
 from evaluation import pictures
 from retrieval import loading, suspects
@@ -140,7 +140,7 @@ def embed_photos(place, run, flags):
 def labelled(place):
     """The ImageTable of a CSV file, of `place`/images if there is such a folder, or of the class folders in `place`."""
     if place.is_file():
-        return folder.listed(place, place.parent)
+        return image_list.read(place, place.parent)
     if not place.is_dir():
         raise UserError(f'{place}: there is no such folder of photos, CSV file, run folder or checkpoint')
     table = folder.in_folders(place / 'images' if (place / 'images').is_dir() else place)
