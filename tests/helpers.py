@@ -24,7 +24,7 @@ import main
 from records import checkpoint
 
 if sys.platform == 'linux':
-    from launching import fork_server
+    from tests import fork_server
 else:
     fork_server = None
 
