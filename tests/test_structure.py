@@ -161,7 +161,7 @@ def test_the_map_in_the_readme_names_every_file_and_folder():
 
 
 def copied(folder):
-    """A copy of the files of the checkout and of its folders of code and pages, with their compiled files: files may be added."""
+    """A copy of the files of the checkout and its folders of code and pages, compiled too: files may be added."""
     folder.mkdir(parents=True)
     for path in ROOT.iterdir():
         if path.is_file() and path.suffix:                        # not .git of a worktree
