@@ -19,8 +19,9 @@ import parameters  # noqa: E402
 from batch_mining import BATCHMINERS  # noqa: E402
 from criteria import CRITERIA, takes_miner, with_nested_losses  # noqa: E402
 from datasampler import SAMPLERS  # noqa: E402
+from flags import command_line, help_texts, method_flags  # noqa: E402
 from studies import methods  # noqa: E402
-from utilities import command_line, flag_help, loss_sums, method_flags, text_tables  # noqa: E402
+from utilities import loss_sums, text_tables  # noqa: E402
 
 KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
          'miners': ('batch_mining', {name: module for name, module in BATCHMINERS.items() if module}, 'batch_mining'),
@@ -210,7 +211,7 @@ def flag_row(action):
     elif isinstance(default, (list, tuple)):
         default = ' '.join(map(str, default))
     return [f'`--{action.dest}`', '' if default is None else default, taken_by(action),
-            ' '.join(flag_help.help_with_choices(action).replace('%%', '%').split())]
+            ' '.join(help_texts.help_with_choices(action).replace('%%', '%').split())]
 
 
 def taken_by(action):

@@ -9,8 +9,9 @@ import evaluation
 import parameters
 import parts
 from datasets import DATASETS
+from flags import command_line
 from retrieval import codes, export, open_set, other_data, overlap, pairs, reranking
-from utilities import command_line, processes
+from utilities import processes
 from utilities.errors import UserError, choose
 from utilities.namespace import changed
 

@@ -13,12 +13,12 @@ from tqdm import tqdm
 import parts
 from evaluation import pictures
 from evaluation.embedding import embed
+from evaluation.ranking.arrays import chunks, in_threads, pick
 from evaluation.ranking.precision import ROWS
+from flags.command_line import FRACTION
 from records import lock, run_folder
 from retrieval.unknown import containing_folder
 from utilities import processes, stopping
-from utilities.arrays import chunks, in_threads, pick
-from utilities.command_line import FRACTION
 from utilities.errors import UserError
 from utilities.files import require_writable_folder, write_csv
 from utilities.plotting import COLUMN, fit, new_figure, save, styled

@@ -17,13 +17,13 @@ import torch
 import parts
 from evaluation.metrics import compute, parse
 from evaluation.protocol import build_pool, embed_splits, splits_to_evaluate
+from evaluation.ranking.arrays import chunks, in_threads, pick, take_rows
 from evaluation.ranking.nearest import first
 from evaluation.ranking.neighbours import Search
 from evaluation.ranking.precision import on_the_sphere
+from flags.command_line import FRACTION, NOT_NEGATIVE, POSITIVE_INT, auto_or
 from records.columns import Column
 from utilities import processes
-from utilities.arrays import chunks, in_threads, pick, take_rows
-from utilities.command_line import FRACTION, NOT_NEGATIVE, POSITIVE_INT, auto_or
 from utilities.errors import UserError, choose
 from utilities.text_tables import aligned
 

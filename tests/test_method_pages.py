@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from docs import method_pages
+from flags import command_line
 from tests.helpers import images_of, published
-from utilities import command_line
 
 EVERY = [(kind, name) for kind in method_pages.KINDS for name in method_pages.KINDS[kind][1]]
 
