@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from datasets import boxes, decoding
-from utilities.command_line import is_text
+from flags.command_line import is_text
 from utilities.errors import UserError
 
 AHEAD = 8          # images to open before the first one is decoded; they take memory unless they are JPEG files
