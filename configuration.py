@@ -17,6 +17,16 @@ from utilities.command_line import given, known, mappings, merged, read_config, 
 from utilities.errors import UserError
 from utilities.namespace import Flags
 
+# Flags that no longer exist, and their defaults: a run with another value was trained by what only older code has
+REMOVED = {
+    'language_distill_w': 0.0, 'language_vectors': None, 'language_pseudoclass': False, 'language_pseudoclass_topk': 5,
+    'language_delay': 0, 'language_shift': 1.0, 'language_temp': 1.0, 'language_distill_dir': 'backward',
+    'mahalanobis': False, 'mahalanobis_lr': -1.0,
+}
+# Flags that no longer exist, and that changed no result
+REMOVED_WITHOUT_EFFECT = {'language_model'}
+TAG = 'before-0.2'                                            # the last code that has them
+
 
 def parse(arguments, defaults=None, parser=None):
     """
@@ -108,21 +118,34 @@ def check_methods(opt):
 
 def recorded_flags(place):
     """
-    The settings of a run folder, of the run that wrote a checkpoint file, or of an exported network. Settings whose
-    flags do not exist, or no longer exist, are left out, with a note.
+    The settings of a run folder, of the run that wrote a checkpoint file, or of an exported network. Settings of other
+    programs, whose flags do not exist, are left out, with a note. Raises UserError as without_removed().
     """
     if Path(place).is_file() or published.is_folder(place):
         file = checkpoint.find(place)
-        settings = checkpoint.load(file)['settings']
+        settings = without_removed(place, checkpoint.load(file)['settings'])
         if file.suffix == '.safetensors':
             published.check_flags(file.parent, settings, parameters.flags_with('embedding'))
     else:
-        settings = run_folder.read(place)['flags']
+        settings = without_removed(place, run_folder.read(place)['flags'])
     unknown = sorted(settings.keys() - {*command_line.known_flags(parameters.build())})
     if unknown:
         print(f'Note: {place}: it was recorded with flags that do not exist here, which are left out: '
               f'--{", --".join(unknown)}', file=sys.stderr)
     return {name: value for name, value in settings.items() if name not in unknown}
+
+
+def without_removed(place, settings):
+    """
+    The settings, {flag: value}, without flags that no longer exist. Raises UserError if the run at `place` was trained
+    with one of them.
+    """
+    used = [f'--{name} {command_line.shown(settings[name])}' for name, default in REMOVED.items()
+            if settings.get(name, default) != default]
+    if used:
+        raise UserError(f'{place}: it was trained with {", ".join(used)}, which no longer exists; use the code of the '
+                        f'git tag {TAG}')
+    return {name: value for name, value in settings.items() if name not in REMOVED.keys() | REMOVED_WITHOUT_EFFECT}
 
 
 def embedding_settings(opt):

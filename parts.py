@@ -17,7 +17,7 @@ import optimization
 import parameters
 import training_step
 from architectures import batch_norm, embedding_layer
-from datasets import class_vectors, features
+from datasets import features
 from records import backends, checkpoint
 from utilities import command_line, device, loss_sums, machine, pml, processes, torch_losses, unsaved
 from utilities.errors import UserError, choose
@@ -46,8 +46,8 @@ class Parts:
     """
     The parts of one run. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer, schedule
     and step: None where nothing is trained. ema: None without --ema. teacher: None without --distill; teacher_checksum:
-    None if the teacher is the moving average. language_checksum: None without --language_distill_w. skipped_in_a_row:
-    number of consecutive skipped steps at the end of the last epoch. watch: None before the first epoch of the process.
+    None if the teacher is the moving average. skipped_in_a_row: number of consecutive skipped steps at the end of the
+    last epoch. watch: None before the first epoch of the process.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -60,7 +60,6 @@ class Parts:
     ema: optimization.MovingAverage | None = None
     teacher: torch.nn.Module | None = None
     teacher_checksum: Checksum | None = None
-    language_checksum: Checksum | None = None
     skipped_in_a_row: int = 0
     watch: unsaved.Watch | None = None
 
@@ -107,8 +106,7 @@ def build(opt):
         fit_embedding(opt, parts)
     parts.miner = batch_mining.select(criteria.with_used_miners(opt))
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
-    language, parts.language_checksum = read_language(opt, parts.data.train.class_names)
-    parts.criterion = criteria.select(opt, parts.miner, language).to(opt.device)
+    parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
     check_pairs(unnoted(opt), parts.criterion)
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
     drawn = opt if opt.n_epochs else changed(opt, bs=2, samples_per_class=2, views=1)
@@ -304,16 +302,6 @@ def load_teacher(opt, size):
     print(f'teacher: {own.arch} of {checkpoint.find(opt.distill)}, epoch {states["epoch"]}')
     checksum = Checksum(f'the network of {opt.distill}', checkpoint.checksum(states['model']))
     return network.requires_grad_(False), checksum
-
-
-def read_language(opt, class_names):
-    """The language vectors of the training classes [C, k, D], and their Checksum; None without --language_distill_w."""
-    if not opt.language_distill_w:
-        return None, None
-    n_vectors = opt.language_pseudoclass_topk if opt.language_pseudoclass else 1
-    vectors = torch.from_numpy(class_vectors.read(opt.language_vectors, class_names, n_vectors))
-    return vectors, Checksum(f'the set of vectors of --language_vectors {opt.language_vectors}',
-                             checkpoint.checksum({'vectors': vectors}))
 
 
 def has_checkpoint(opt):

@@ -8,7 +8,7 @@ SIZES = {'CUB': (5924, 100, 60, 0), 'Cars': (8131, 98, 97, 0), 'In-Shop': (26830
 UNEQUAL = 0.5                # standard deviation of the logarithm of the classes' spread
 
 
-def embeddings(n, n_classes, largest, n_queries, dim, recall, unequal=False, decay=0.0):
+def embeddings(n, n_classes, largest, n_queries, dim, recall, unequal=False):
     """
     Args:
         n:         number of images, in `n_classes` classes of 2 to `largest` images.
@@ -16,7 +16,6 @@ def embeddings(n, n_classes, largest, n_queries, dim, recall, unequal=False, dec
         recall:    approximate recall at 1, from 0.3 to 0.99, by which the distances from the centres are chosen.
         unequal:   whether these distances differ by class, log-normally, so that classes are easy or hard; otherwise
                    the noise is the same for all classes.
-        decay:     the i-th dimension, from 1, of centres and noise has the standard deviation i^-decay.
 
     Returns: [n, dim] float32 of norm 1 around random class centres, labels [n], and None or [n] bool: the queries.
     """
@@ -26,8 +25,7 @@ def embeddings(n, n_classes, largest, n_queries, dim, recall, unequal=False, dec
         free = random.permutation(np.flatnonzero(sizes < largest))[:n - sizes.sum()]
         sizes[free] += random.random(len(free)) < 0.5
     labels = random.permutation(np.repeat(np.arange(n_classes), sizes))
-    scales = np.arange(1, dim + 1, dtype=np.float32) ** -decay
-    centres, noise = (random.normal(size=(size, dim)).astype(np.float32) * scales for size in (n_classes, n))
+    centres, noise = (random.normal(size=(size, dim)).astype(np.float32) for size in (n_classes, n))
     is_query = np.arange(n) < n_queries if n_queries else None
     if unequal:
         noise *= np.exp(UNEQUAL * random.normal(size=n_classes))[labels, None].astype(np.float32)

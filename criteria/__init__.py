@@ -119,7 +119,7 @@ CRITERIA = {
 @named_flags()
 def select(*arguments, **named):
     """
-    select(opt, batchminer, language=None): see wrapping.build_criterion. select(loss, opt, to_optim=None,
+    select(opt, batchminer): see wrapping.build_criterion. select(loss, opt, to_optim=None,
     batchminer=None), the form of the public code: see wrapping.build_inside_public_code. Raises UserError for
     combinations of flags, loss and miner that do not work.
     """

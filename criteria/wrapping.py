@@ -20,8 +20,6 @@ from criteria import (
     deep_adversarial,
     direction_regularisation,
     distillation,
-    language_guidance,
-    mahalanobis,
     matryoshka,
 )
 from criteria.weighted_sum import WeightedSum
@@ -53,8 +51,6 @@ AROUND_A_LOSS = [
     Wrapper(('matryoshka',), matryoshka),
 ]
 AROUND_THE_SUM = [
-    Wrapper(('mahalanobis',), mahalanobis),
-    Wrapper(('language_distill_w',), language_guidance),
     Wrapper(('distill', 'distill_w'), distillation),
 ]
 
@@ -79,14 +75,12 @@ def check_flags(opt):
             raise UserError(sentence)
 
 
-def build_criterion(opt, batchminer, language=None):
+def build_criterion(opt, batchminer):
     """
     The criterion of --loss, one name or a sum a+b, with all that is put around it.
 
-    batchminer: its miner; for a sum, a list with one miner per loss. language: the vectors [C, k, D] of the training
-    classes, with --language_distill_w; an evaluation needs none.
+    batchminer: its miner; for a sum, a list with one miner per loss.
     """
-    opt = changed(opt, class_vectors=language)
     check_flags(opt)
     criterion = put_around(AROUND_THE_SUM, build_sum, opt, batchminer)
     check_inputs(opt, criterion)

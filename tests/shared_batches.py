@@ -78,8 +78,6 @@ TRAINED = LOSSES | {
     'views': '--bs 12 --views 3 --warmup 1 --loss margin --batch_mining distance',
     'distilled from the average': '--loss proxyanchor --batch_mining none --ema 0.9 --distill ema --distill_w 3',
     'distilled from another network': '--loss supcon --batch_mining none --distill another --distill_w 3',
-    'guided by language': '--loss margin --batch_mining distance --language_distill_w 3 --language_vectors given '
-                          '--language_delay 3',
     'images and an optimizer of its own': '--loss asks_for_all --batch_mining none --scheduler step --tau 1',
     'momentum': '--optim sgd --lr 0.05 --clip_grad 0.5 --clip_grad_value 0.2 --bs 7 --data_sampler image_random '
                 '--loss multisimilarity --batch_mining none',
@@ -176,9 +174,8 @@ def build(flags, dtype=torch.float64, device='cpu', **of_network):
     seed_everything(opt.seed)
     images, miner = Images(dtype), batch_mining.select(opt)
     model = network(opt, **of_network).to(opt.device, dtype, memory_format=torch.channels_last)
-    vectors = torch.rand(6, 2, 5, generator=torch.Generator().manual_seed(0)) if opt.language_distill_w else None
     built = Parts(model, argparse.Namespace(train=images, evaluation={'train': images, 'val': images}),
-                  criteria.select(opt, miner, vectors).to(opt.device, dtype), miner)
+                  criteria.select(opt, miner).to(opt.device, dtype), miner)
     built.sampler = datasampler.select(opt, images)
     built.optimizer, built.schedule = optimization.select(opt, built.model, built.criterion)
     built.ema = None if opt.ema is None else optimization.MovingAverage(built.model, opt.ema)

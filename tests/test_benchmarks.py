@@ -1,15 +1,15 @@
-"""The rows of benchmarks as files and tables of several machines; the dry runs of benchmarks.gpu and million."""
+"""Rows of benchmarks as files and tables of several machines; the ranked embeddings; the dry run of benchmarks.gpu."""
 import gc
 import json
-import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import Row, __main__, equality, figures, gpu, million
+import evaluation
+from benchmarks import Row, __main__, figures, gpu
+from benchmarks.embeddings import embeddings
 from evaluation.ranking import counting
 from tests import host_waits
 from utilities import errors, stopping
@@ -117,19 +117,10 @@ def test_the_waits_of_the_gpu_benchmark_are_those_that_the_tests_list():
                          for loss, miner in gpu.WAITS}
 
 
-@pytest.mark.skipif(not Path('/proc/self/clear_refs').exists(), reason='reads the memory of its process from /proc')
-def test_a_million_in_small(monkeypatch, capsys):
-    monkeypatch.setattr(stopping, 'install', lambda: None)
-    million.main(['--images', '2000', '--dim', '8', '--threads', '1', '--queries', '500'])
-    out = capsys.readouterr().out
-    assert re.match(r'2,000 images of 8 dimensions, 500 queries, 1 threads: .* GB at the peak', out)
-    assert .3 < float(re.search(r'e_recall@1 ([\d.]+)', out)[1]) < .8
-
-
 def test_both_sets_of_embeddings_have_the_recall_and_only_one_has_classes_of_unequal_spread():
     spreads = {}
     for unequal in (False, True):
-        points, labels, is_query = million.embeddings(1500, 60, 30, 500, 64, .53, unequal)
+        points, labels, is_query = embeddings(1500, 60, 30, 500, 64, .53, unequal)
         distances = torch.cdist(points[is_query], points[~is_query])
         recall = np.mean(labels[~is_query][distances.argmin(dim=1)] == labels[is_query])
         assert abs(recall - .53) < .02 and torch.allclose(points.norm(dim=1), torch.ones(1500))
@@ -140,7 +131,7 @@ def test_both_sets_of_embeddings_have_the_recall_and_only_one_has_classes_of_une
 
 def test_ctrl_c_ends_ranking_within_a_tile(monkeypatch):
     """A strip of queries takes seconds with a million images: the loop over its tiles checks for requests to stop."""
-    points, labels, _ = million.embeddings(5000, 500, 20, 0, 8, .5)
+    points, labels, _ = embeddings(5000, 500, 20, 0, 8, .5)
     products = []
 
     def product(queries, gallery, compute=counting.product):
@@ -152,42 +143,5 @@ def test_ctrl_c_ends_ranking_within_a_tile(monkeypatch):
     monkeypatch.setattr(stopping, 'requested', False)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
     with pytest.raises(KeyboardInterrupt):
-        million.evaluation.compute(million.METRICS, points, labels, backend='count')
+        evaluation.compute(['e_recall@1', 'map_at_r'], points, labels, backend='count')
     assert len(products) == 12
-
-
-@pytest.mark.parametrize('name', ['triplet, given', 'multisimilarity', 'arcface'])
-def test_the_first_step_is_the_librarys(name):
-    pytest.importorskip('pytorch_metric_learning')
-    value, *found = equality.differences(name)
-    assert value and max(found) <= 1e-6
-
-
-@pytest.mark.parametrize('name', ['cosface', 'subcenter_arcface', 'margin, given'])
-def test_the_library_gets_our_weights(name):
-    """With as many classes as dimensions too, where the shape does not tell rows from columns."""
-    pytest.importorskip('pytorch_metric_learning')
-    case, n = equality.CASES[name], 16
-    batch, labels = equality.random_batch(2 * n, 2, n)
-    parts = case, batch, labels, equality.random_triplets(labels, n), n
-    loss, (theirs, _) = equality.our_loss(*parts)[0], equality.their_loss(*parts)
-    before = [weight.clone() for weight in theirs.parameters()]
-    weights, = loss.parameters()
-    with torch.no_grad():
-        weights.uniform_(-1, 1)
-    assert equality.with_our_weights(theirs, loss) is theirs
-    (old,), (new,) = before, theirs.parameters()
-    rows = weights.flatten(end_dim=-2) if weights.dim() > 1 else weights
-    assert torch.equal(new, rows.T if name in ('cosface', 'subcenter_arcface') else rows) and not torch.equal(new, old)
-    weights.data.zero_()
-    assert new.detach().abs().sum() > 0                                          # a copy, not the same memory
-
-
-def test_the_comparison_of_first_steps_finds_another_loss(monkeypatch, capsys):
-    pytest.importorskip('pytorch_metric_learning')
-    monkeypatch.setitem(equality.CASES['ntxent'].flags, 'loss_ntxent_temperature', 0.08)
-    monkeypatch.setattr(sys, 'argv', ['equality', '--losses', 'ntxent', 'softmax'])
-    equality.main()
-    out = capsys.readouterr().out
-    assert [row[0::4] for row in cells(out)] == [['ntxent', 'no'], ['softmax', 'yes']]
-    assert f'threads: {torch.get_num_threads()}' in out.splitlines()[0]

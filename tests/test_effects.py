@@ -24,9 +24,10 @@ RUNS = [
      '--loss_optim sgd --momentum 0.5'),
     ('--loss triplet --scheduler none --optim sgd', '--tau 3 5 --xbm_start 3 --loss_optim adam --loss_decay 0.1 '
      '--adam_eps 1e-6 --gamma 0.5 --embed_norm_affine --prompt_depth 2 --embed_lda_shrinkage 0.5', '--momentum 0.5'),
-    ('--loss triplet --mahalanobis --scheduler cosine --embed_optim sgd', '--gamma 0.5 --lr_warmup_unit steps',
-     "--mahalanobis_lr 0.1 --lr_floor 0.1 --cosine_delay 1 --loss_decay 0.1 --embed_optim_args '{momentum: 0.5}'"),
-    ('--data_sampler image_random', '--samples_per_class 4 --data_cover_epoch --momentum 0.5 --mahalanobis_lr 0.1', ''),
+    ('--loss softmax --scheduler cosine --embed_optim sgd', '--gamma 0.5 --lr_warmup_unit steps',
+     "--loss_softmax_lr 0.1 --lr_floor 0.1 --cosine_delay 1 --loss_decay 0.1 --embed_optim_args '{momentum: 0.5}'"),
+    ('--data_sampler image_random',
+     '--samples_per_class 4 --data_cover_epoch --momentum 0.5 --loss_softmax_lr 0.1', ''),
     ('--data_sampler fid_batchmatch', '--data_gc_softened --data_mb_lr 2', '--data_batchmatch_ncomps 3'),
     ('--data_sampler d2_coreset', '', '--data_mb_mom 0.5 --data_mb_lr 2 --data_batchmatch_bigbs 20'),
     ('--loss nir --batch_mining none --loss_nir_nf_fc_width 16', '--loss_oproxy_lrmulti 3',
@@ -40,7 +41,7 @@ RUNS = [
      "--loss_pml_args '{pos_margin: 0.1}' --miner_pml_args '{epsilon: 0.2}'"),
     ('--loss triplet', "--loss_pml_args '{pos_margin: 0.1}' --miner_pml_args '{epsilon: 0.2}' --loss_pml_lr 0.1", ''),
     ('--loss margin', '--cascade_fractions 0.3 0.1 --daml_weight 2 --matryoshka_weights 1 2 --distill_w 3 '
-     '--language_temp 2 --language_model clip --class_weights_beta 0.9', '--loss_margin_beta 0.6 --clip_grad 1'),
+     '--class_weights_beta 0.9', '--loss_margin_beta 0.6 --clip_grad 1'),
     ('--loss triplet --batch_mining all --daml', '', '--daml_weight 2 --loss_optim sgd'),
     ('--loss softmax --matryoshka 8 16', '--matryoshka_mine_prefixes', '--matryoshka_weights 1 2'),
     ('--loss dcl', '--loss_dcl_sigma 0.3', '--loss_dcl_temperature 0.2'),

@@ -130,10 +130,10 @@ def test_an_unknown_word_is_refused_with_the_nearest_names(capsys):
 
 def test_flags_for_old_scripts_are_shown_by_help_all_only():
     obsolete = [flag for flag, is_set in parameters.flags_with('obsolete').items() if is_set]
-    assert {'evaltypes', 'language_model', 'miner_distance_upper_cutoff'} <= {*obsolete}
+    assert {'evaltypes', 'miner_distance_upper_cutoff'} <= {*obsolete}
     everything, some = help_on('all'), help_on('losses', 'distance', 'evaluation', 'cutoff')
     with pytest.raises(UserError, match='no flag, method or group matches'):
-        help_on('language_model')
+        help_on('evaltypes')
     assert all(f'--{flag} ' in everything and f'--{flag}' not in some for flag in obsolete)
     with pytest.raises(UserError, match='--knn_approx: unknown flag'):
         parse('--knn_approx')

@@ -11,7 +11,9 @@ import pytest
 import torch
 import yaml
 
+import configuration
 import main
+import parameters
 from records import checkpoint, reading, run_folder
 from tests.conftest import draw_classes, quick_flags
 from tests.helpers import (
@@ -24,6 +26,7 @@ from tests.helpers import (
     started,
     wait_for,
 )
+from utilities import command_line
 
 FEW = ['--evaluation_metrics', 'e_recall@1', 'nmi', 'rho_spectrum@0']
 
@@ -31,7 +34,9 @@ FEW = ['--evaluation_metrics', 'e_recall@1', 'nmi', 'rho_spectrum@0']
 # imported everything. argv: a JSON list of command lines; each runs in a child that is killed at the n-th write.
 KILLER = """
 import functools, json, os, signal, sys
+import configuration
 import main
+import parameters
 
 main.parameters.build = functools.cache(main.parameters.build)
 main.parameters.build()
@@ -277,6 +282,25 @@ def test_recorded_flags_that_no_longer_exist_are_left_out_with_one_note(copied, 
                                        'left out: --adam_betas, --knn_approx\n')
     assert not run_folder.read(copied)['flags'].keys() & gone.keys()
     assert run('--resume', copied, '--n_epochs', '4') == 0 and 'do not exist' not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('flag', ['--resume', '--reproduce', '--evaluate'])
+def test_a_run_that_was_trained_with_a_removed_flag_is_refused(flag, copied, refused):
+    config = run_folder.read(copied)
+    run_folder.write_yaml(copied / 'config.yaml', config | {'flags': config['flags'] | {'mahalanobis': True}})
+    assert (f'{copied}: it was trained with --mahalanobis True, which no longer exists; use the code of the git tag '
+            'before-0.2') in refused(flag, copied)
+
+
+def test_a_removed_flag_with_its_default_is_dropped_without_a_word(copied, run, capsys):
+    config = run_folder.read(copied)
+    gone = configuration.REMOVED | dict.fromkeys(configuration.REMOVED_WITHOUT_EFFECT, 'any value')
+    run_folder.write_yaml(copied / 'config.yaml', config | {'flags': config['flags'] | gone})
+    capsys.readouterr()
+    assert run('--resume', copied, '--n_epochs', '3') == 0
+    assert capsys.readouterr().err == ''
+    assert not run_folder.read(copied)['flags'].keys() & gone.keys()
+    assert not gone.keys() & {*command_line.known_flags(parameters.build())}
 
 
 def test_resume_refuses_a_file_of_a_flag_that_has_changed(copied, quick, refused, run, tmp_path):

@@ -38,7 +38,6 @@ ADDED = {
     'foreach': '--optim_args "{foreach: true}"',
     'groups': '--decay_exclude norms biases --fc_lr 0.01 --scheduler cosine --lr_warmup 2',
     'class weights': '--loss softmax --batch_mining none --class_weights balanced',
-    'Mahalanobis': '--loss contrastive --batch_mining all --mahalanobis',
     'tuple statistics': '--loss margin --batch_mining distance --tuple_statistics',
 }
 

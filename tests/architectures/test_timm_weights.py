@@ -11,8 +11,6 @@ import torch.nn.functional as F
 import architectures
 import configuration
 from architectures import weights
-from benchmarks import backbones
-from benchmarks.measure import peak_memory
 from tests.helpers import folder_of, rows_of
 from utilities.errors import UserError
 
@@ -163,22 +161,3 @@ def test_the_recipes_train_a_network_in_a_folder(file, folder, run, quick, tmp_p
         (copy / 'model.safetensors').unlink()
         assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
     assert len(rows_of(folder_of(tmp_path))) == (3 if file.stem == 'linear' else 2)
-
-
-def test_the_calculated_memory_is_that_of_a_step_on_the_cpu():
-    flags = ['--prompts', '10']
-    _, n_trained, n_bytes = backbones.step('timm:test_vit', 64, 32, flags, amp=False)
-    opt = configuration.parse(['--arch', 'timm:test_vit', '--not_pretrained', '--embed_dim', '256', '--input_size',
-                            '64', *flags])
-    model, images = architectures.select(opt), torch.rand(32, 3, 64, 64)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(trained, foreach=False)
-
-    def train():
-        optimizer.zero_grad()
-        model(images)[0].pow(2).sum().backward()
-        optimizer.step()
-
-    before = [*model.parameters(), *model.buffers(), images, *trained, *trained]            # twice: Adam's two moments
-    measured = 4 * sum(map(torch.numel, before)) + peak_memory(train)
-    assert n_trained == sum(map(torch.numel, trained)) and n_bytes == pytest.approx(measured, rel=.05)

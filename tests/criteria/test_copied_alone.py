@@ -55,7 +55,7 @@ def test_copied_alone_each_imports_runs_its_example_and_trains(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['weighted_sum', 'cross_batch_memory', 'direction_regularisation', 'distillation',
-                                  'language_guidance', 'cascade', 'deep_adversarial', 'matryoshka'])
+                                  'cascade', 'deep_adversarial', 'matryoshka'])
 def test_the_examples_of_what_goes_around_a_loss(name):
     examples = doctest.testmod(getattr(criteria, name))
     assert examples.attempted and not examples.failed

@@ -146,7 +146,6 @@ def test_losses_of_the_library_share_proxies_and_other_shapes_are_refused(opt):
     ('--matryoshka 32 64', '--matryoshka 32 64: .* --embed_dim, 128, as the last one; other dimensions'),
     ('--matryoshka 32 128 --matryoshka_weights 1', r'--matryoshka_weights 1.0: expected one for each number .* \(2\)'),
     ('--matryoshka 32 128 --matryoshka_weights 0 0', '--matryoshka_weights 0.0 0.0: nothing would be trained'),
-    ('--matryoshka 32 128 --mahalanobis', '--mahalanobis does not work with --matryoshka: a prefix of the mapped'),
     ('--matryoshka 32 128 --cascade 1 --cascade_fractions 0.5', '--matryoshka does not work with --cascade'),
 ])
 def test_flags_that_do_not_go_together_are_refused(flags, sentence):

@@ -373,29 +373,9 @@ def test_dr_weight_and_a_memory_together_count_the_direction_once(opt):
         assert value(both).item() == pytest.approx(value(memory_only).item() - .4 * float(sum(directions)) / 24)
 
 
-# A learned Mahalanobis distance
-
-def test_a_learned_map_is_under_the_loss_its_miner_and_the_ranking(opt):
-    flags = {'batch_mining': 'all', 'lr': .01, **SMALL}
-    criterion = select(opt(loss='triplet+margin', mahalanobis=True, mahalanobis_lr=.5, **flags)).double()
-    matrix = torch.randn(3, 3, dtype=cases.F64, generator=torch.Generator().manual_seed(0))
-    criterion.matrix.data, batch = matrix, UNIT.clone().requires_grad_()
-    plain = select(opt(loss='triplet+margin', **flags)).double()
-    assert value(criterion, batch).item() == pytest.approx(value(plain, UNIT @ matrix.T).item())
-    assert {'triplet_loss', 'margin_loss', 'triplet_tuples'} <= criterion.log.keys()
-    groups = criteria.parameter_groups(criterion)
-    assert [group['lr'] for group in groups] == [.5, .0005] and groups[0]['params'] == [criterion.matrix]
-    queries, gallery = criterion.ranking_embeddings(UNIT.float())
-    distances = torch.cdist(UNIT @ matrix.T, UNIT @ matrix.T)
-    assert (queries @ gallery.T).argsort(dim=1, descending=True).equal(distances.argsort(dim=1))
-    refused(opt(loss='s2sd+triplet', mahalanobis=True, n_features=3, **flags), '--mahalanobis does not work with')
-
-
-def test_a_wrapper_inside_others_hands_on_its_distance(opt):
-    flags = opt(loss='triplet', mahalanobis=True, distill='ema', ema=.9, language_distill_w=1.,
-                language_vectors='given', **SMALL)
-    criterion = select(flags)
-    inner = criterion.criterion.criterion
+def test_a_wrapper_hands_on_the_distance_of_the_loss_inside_it(opt):
+    criterion = select(opt(loss='hyperbolic', batch_mining='none', distill='ema', ema=.9, **SMALL))
+    inner = criterion.criterion
     for one, other in zip(criterion.ranking_embeddings(UNIT), inner.ranking_embeddings(UNIT), strict=True):
         assert torch.equal(one, other)
 
@@ -508,8 +488,7 @@ def test_a_sum_ranks_by_the_only_distance_of_its_own(opt):
 
 
 @pytest.mark.parametrize('flags, expected', [
-    ({'loss': 'triplet'}, False), ({'loss': 'triplet', 'mahalanobis': True}, True),
-    ({'loss': 'hyperbolic+softmax'}, True), ({'loss': 'happier'}, False),
+    ({'loss': 'triplet'}, False), ({'loss': 'hyperbolic+softmax'}, True), ({'loss': 'happier'}, False),
     ({'loss': 's2sd', 'loss_s2sd_source': 'hyperbolic'}, True), ({'loss': 's2sd'}, False),
     ({'loss': 'pml:TripletMarginLoss', 'batch_mining': 'none'}, False),
 ])
