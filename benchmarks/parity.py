@@ -26,8 +26,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.faults import runs
-from benchmarks.faults.runs import ROOT, draw, fork, preload
+from benchmarks.runs import ROOT, draw, fork, preload
 from utilities.errors import UserError, exit_code
 
 LIMIT = 300                                                           # seconds for one part
@@ -36,8 +35,10 @@ PACKAGES = {'criteria': 'criteria', 'batch_mining': 'batch_mining', 'batchminer'
 REGISTRIES = {'criteria': 'CRITERIA', 'batch_mining': 'BATCHMINERS', 'datasampler': 'SAMPLERS',
               'architectures': 'ARCHITECTURES'}
 CLASSES = {'criteria': 'Criterion', 'batch_mining': 'BatchMiner', 'datasampler': 'Sampler', 'architectures': 'Network'}
-FLAGS = [*runs.FLAGS.split(), *('--n_epochs 2 --iterations_per_epoch 1 --evaluation_metrics e_recall@1 --loss triplet '
-                                '--batch_mining random --data_batchmatch_bigbs 24').split()]
+FLAGS = ('--dataset folder --arch conv4_normalize --not_pretrained --input_size 16 --bs 12 --samples_per_class 2 '
+         '--lr 0.001 --n_epochs 2 --iterations_per_epoch 1 --embed_dim 16 --kernels 0 --device cpu --pictures none '
+         '--no_train_metrics --evaluation_metrics e_recall@1 --loss triplet --batch_mining random '
+         '--data_batchmatch_bigbs 24').split()
 
 
 def find_parts(folder):

@@ -18,7 +18,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from batch_mining import BATCHMINERS
-from benchmarks.faults.runs import draw, preload, start
+from benchmarks.runs import draw, preload, start
 from criteria import CRITERIA
 from datasampler import SAMPLERS
 

@@ -213,6 +213,17 @@ def read_upright(path, limit=None, side=None):
         return upright(image)
 
 
+def upright_size(path):
+    """
+    (width, height) of the image at `path`, upright as EXIF says, without decoding it. Raises UserError like
+    read_upright.
+    """
+    with named(path), opened(path) as image:
+        width, height = image.size
+        orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)     # PNG's own would decode it
+        return (height, width) if orientation in (5, 6, 7, 8) else (width, height)
+
+
 def open_photo(path, whites=None):
     """
     The Photo at `path`, with the pixels of read_upright; whites: as in upright(). Raises UserError like read_upright,

@@ -18,14 +18,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import configuration
 import datasets
 import Launch_Runs
 import main
 import Result_Evaluations
-from benchmarks.faults.files import damage
 from datasets import download
 from evaluation.ranking import counting
 from records import backends, checkpoint, lock, reading, run_folder, writing
+from tests.blank.plots import MAIN
 from tests.conftest import quick_flags
 from tests.helpers import (
     ROOT,
@@ -36,6 +37,7 @@ from tests.helpers import (
     executing,
     folder_of,
     rows_of,
+    started,
     wait_for,
 )
 from tests.records.test_backends import assert_holds, wandb_of
@@ -75,6 +77,23 @@ def assert_refused(code, error):
 
 
 # Damaged files
+
+def damage(file, how, generator):
+    """Damages a file in place, or removes it."""
+    if how == 'removed':
+        return file.unlink()
+    data = bytearray(file.read_bytes())
+    if how == 'bit':
+        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+    elif how == 'cut':
+        del data[generator.randrange(len(data)):]
+    elif how == 'emptied':
+        data.clear()
+    else:
+        place = generator.randrange(len(data))
+        data[place:place] = b'\xff\xfe'                                      # no UTF-8
+    file.write_bytes(data)
+
 
 def test_every_checkpoint_is_read_without_unpickling_objects(trained):
     found = sorted(trained['whole'].glob('*.pt'))
@@ -249,6 +268,47 @@ def test_a_checkpoint_that_inflates_is_refused_by_the_sizes_in_its_directory(hal
     assert 'checkpoint_last.pt: a compressed archive, which torch.save does not write' in error
 
 
+NASTY = ['', '0', '-1', '1e400', '9' * 400, '0x10', '1_0', 'nan', 'true', 'null', '~', '2001-01-01', '!!binary a',
+         '{a: 1}', '[1, [2]]', '"', "'", ': ', '- ', '#', '%', '=', '--', '\udc80', '\n', '\t', '−', '/', '..',
+         '<<: *a', '|\n', 'k' * 300]
+
+
+def mutated(text, generator):
+    """A text with a word replaced by something nasty, or with a character removed, repeated or replaced."""
+    words = list(re.finditer(r'[\w.@-]+', text))
+    if words and generator.random() < .6:
+        begin, end = generator.choice(words).span()
+        return text[:begin] + generator.choice(NASTY) + text[end:]
+    place = generator.randrange(len(text) + 1)
+    return generator.choice([text[:place] + generator.choice(NASTY) + text[place:], text[:place] + text[place + 1:],
+                             text[:place] + text[place:place + 8] + text[place:]])
+
+
+@pytest.mark.parametrize('kind', ['command line', 'YAML', 'CSV'])
+def test_mutated_input_is_read_or_refused_in_a_sentence(kind, quick, patterns, tmp_path, run, capsys):
+    """The flags are read, and the data set is built."""
+    generator, file, images = random.Random(kind), tmp_path / 'mutated', sorted(patterns.rglob('*.png'))
+    settings = ('bs: 12\nlr: 0.001\narch: conv4_normalize\ndecay: 0.1\neval_size: 24\ngroup: a\n'
+                'views: 2\nsource_path: here\n')
+    table = 'path,label\n' + ''.join(f'{image},{image.parent.name}\n' for image in images)
+    codes = []
+    for _ in range(40):
+        arguments = list(quick)
+        if kind == 'command line':
+            place = generator.randrange(len(arguments))
+            arguments[place] = mutated(arguments[place], generator)
+        else:
+            text = mutated(settings if kind == 'YAML' else table, generator)
+            file.write_bytes(text.encode('utf-8', 'surrogateescape'))
+            arguments += ['--config' if kind == 'YAML' else '--csv', str(file)]
+        with errors.reported('main.py') as end:
+            datasets.select(configuration.parse(arguments), 16)
+        codes.append(end.code)
+        error = capsys.readouterr().err
+        assert end.code == (2 if error.startswith('main.py: error: ') else 0), (arguments, error)
+    assert {0, 2} <= set(codes)
+
+
 # One writer
 
 HOLDER = """
@@ -298,17 +358,71 @@ def test_what_killed_processes_left_is_cleaned_up(quick, run, tmp_path, half, re
 
 # Signals
 
-def test_random_signals_kills_and_faults(tmp_path):
-    """Kinds of benchmarks.faults, which forks its runs from a process that has imported everything."""
-    kinds = ['kills', 'signals', 'concurrent runs']
-    faults = ('import functools, sys, tempfile, parameters\n'
-              'from benchmarks.faults import __main__ as faults, processes\n'
-              'parameters.build, tempfile.tempdir = functools.cache(parameters.build), sys.argv[1]\n'
-              'processes.CONFIGURATIONS = ["workers"]\n'
-              'sys.exit(faults.main(sys.argv[2:]))')
-    code, out, error = executed(tmp_path, faults, tmp_path, '--n', '1', '--only', *kinds)
-    assert code == 0, out + error
-    assert all(f'{kind} ' in out for kind in kinds)
+@pytest.fixture(scope='module')
+def seconds(patterns, tmp_path_factory):
+    """The time of a run with two data workers that is started anew."""
+    place, began = tmp_path_factory.mktemp('timed'), time.monotonic()
+    assert started(place / 'log', MAIN, *quick_flags(patterns, place), *FEW, '--kernels', '2').wait(120) == 0
+    return time.monotonic() - began
+
+
+def start(folder, arguments):
+    """Resumes the run in this folder, or starts it if there is none yet; its output is in log.txt of the place."""
+    log = folder.parents[2] / 'log.txt'
+    return started(log, MAIN, *(['--resume', folder] if folder.exists() else arguments))
+
+
+def assert_goes_on(folder, arguments, whole):
+    """The run ends like the undisturbed one."""
+    assert start(folder, arguments).wait(120) == 0
+    assert_same_end(whole, folder)
+    assert 'Traceback' not in (folder.parents[2] / 'log.txt').read_text()
+    assert not list(folder.rglob('.*'))
+
+
+def test_killed_at_random_moments_a_run_ends_as_undisturbed(quick, trained, seconds, tmp_path):
+    """The main process, but no data worker, is killed; the run is resumed at once."""
+    generator, folder, arguments = random.Random(0), folder_of(tmp_path), [*quick, *FEW, '--kernels', '2']
+    for attempt in (1, 2, 3):
+        process = start(folder, arguments)
+        time.sleep(generator.uniform(0, attempt / 3 * seconds))
+        process.kill()
+        process.wait(60)
+    assert_goes_on(folder, arguments, trained['whole'])
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_a_random_moment_stops_a_run_which_then_ends_as_undisturbed(
+        number, quick, trained, seconds, tmp_path):
+    folder, arguments = folder_of(tmp_path), [*quick, *FEW, '--kernels', '2']
+    process = start(folder, arguments)
+    wait_for(folder.exists)                                         # main.py has begun to listen
+    time.sleep(random.Random(int(number)).uniform(0, seconds / 2))
+    os.kill(process.pid, number)
+    assert process.wait(60) in (130, 0)
+    assert_goes_on(folder, arguments, trained['whole'])
+
+
+def test_two_processes_do_not_disturb_one_another(quick, trained, half, tmp_path):
+    """They resume one run; they start runs of one name; with --auto_resume, one of them trains."""
+    def both(name, *arguments):
+        logs = [tmp_path / f'{name}_{number}.txt' for number in range(2)]
+        codes = sorted(process.wait(120) for process in [started(log, MAIN, *arguments) for log in logs])
+        printed = [log.read_text() for log in logs]
+        assert not any('Traceback' in text for text in printed), printed
+        return codes, printed
+
+    codes, _ = both('resume', '--resume', half, '--n_epochs', '2')
+    assert codes in ([0, 0], [0, 2])
+    assert_same_end(trained['whole'], half)
+    codes, _ = both('start', *quick, *FEW)
+    assert codes == [0, 0]
+    for name in ('quick_s1', 'quick_s1_1'):
+        assert_same_end(trained['whole'], folder_of(tmp_path, name))
+    codes, printed = both('auto', *quick, *FEW, '--group', 'auto', '--auto_resume')
+    assert codes in ([0, 0], [0, 2]) and sum('epoch   1  loss' in text for text in printed) == 1
+    assert not folder_of(tmp_path, 'auto_s1_1').exists()
+    assert_same_end(trained['whole'], folder_of(tmp_path, 'auto_s1'))
 
 
 def test_a_second_ctrl_c_ends_at_once_and_data_workers_ignore_the_first():

@@ -3,9 +3,10 @@ import csv
 import multiprocessing
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 import datasets
 from datasets import boxes, decoding, transforms
@@ -83,7 +84,7 @@ def test_decoding_at_reduced_size_scales_the_box(tmp_path, opt):
 
 
 def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
-    """Training, resumption, embeddings, wrong labels, overlap and suspects, of several boxes in each file."""
+    """Training, resumption, embeddings, wrong labels and suspects, of several boxes in each file."""
     flags = [*quick, '--source_path', scenes, '--csv', scenes / 'list.csv', '--bs', '4', '--n_epochs', '1',
              '--evaluation_metrics', 'e_recall@1', '--label_noise', '.5', '--no_train_metrics', 'false']
     assert run(*flags) == 0 and run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
@@ -92,42 +93,134 @@ def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
     assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'out.npz') == 0
     written = np.load(tmp_path / 'out.npz')
     assert set(written['paths'].tolist()) == names and len(np.unique(written['embeddings'], axis=0)) == 16
-    assert after_training(folder_of(tmp_path), 'overlap', '--threshold', '0') == 0
-    pairs = list(csv.DictReader((folder_of(tmp_path) / 'overlap.csv').read_text().splitlines()))
-    assert pairs and {pair['same_file'] for pair in pairs} == {'0'}           # boxes of one file are not copies of it
-    assert {pair['path_1'] for pair in pairs} <= names
     text = (folder_of(tmp_path) / 'splits.yaml').read_text()
     assert sum(text.count(name) for name in names) == 4                                  # --label_noise of 8 images
-    embedded, = review.embed_photos(scenes / 'list.csv', folder_of(tmp_path), ['--device', 'cpu', '--kernels', '0'])
+    flags = ['--device', 'cpu', '--kernels', '0']
+    embedded = review.embed_photos(scenes / 'list.csv', folder_of(tmp_path), flags)['photos']
     assert {str(source) for source in embedded.images.sources} == names
     assert len(np.unique(embedded.embeddings.numpy(), axis=0)) == 16
 
 
+def boxes_of(data):
+    """{(name, label): box} of the training and test images."""
+    return {(source.path.name, images.class_names[images.labels[i]]): tuple(source[1:5])
+            for images in data.evaluation.values() for i, source in enumerate(images.sources)}
+
+
+def selected(scenes, opt, table, **flags):
+    """The data of a table that pandas writes."""
+    table.to_csv(scenes / 'list.csv', index=False)
+    return datasets.select(opt(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv'), **flags), 16)
+
+
+@pytest.fixture
+def table(scenes):
+    """scenes' list as pandas reads it: photos of 80 x 60 pixels."""
+    return pd.read_csv(scenes / 'list.csv')
+
+
+def renamed(table, *names, sizes=False):
+    """The table with other columns for the boxes; sizes: the last two are the width and height."""
+    values = table[[*boxes.COLUMNS]].to_numpy(float)
+    if sizes:
+        values[:, 2:] -= values[:, :2]
+    table = table.drop(columns=[*boxes.COLUMNS])
+    if len(names) == 1:
+        return table.assign(**{names[0]: values.tolist()})                            # [10.0, 20.0, 50.0, 40.0]
+    return table.assign(**dict(zip(names, values.T, strict=True)))
+
+
+def expected(table):
+    return {(row.path, row.label): (row.x1, row.y1, row.x2, row.y2) for row in table.itertuples()}
+
+
+@pytest.mark.parametrize('names, are_sizes', [
+    (('xmin', 'ymin', 'xmax', 'ymax'), False), (('XMin', 'YMin', 'XMax', 'YMax'), False),
+    (('x_1', 'y_1', 'x_2', 'y_2'), False), (('bbox_x1', 'bbox_y1', 'bbox_x2', 'bbox_y2'), False),
+    (('left', 'top', 'right', 'bottom'), False), (('left', 'top', 'width', 'height'), True),
+    (('x', 'y', 'w', 'h'), True), (('bbox_x', 'bbox_y', 'bbox_w', 'bbox_h'), True), (('bbox',), True),
+    (('bbox',), False)])
+def test_boxes_under_other_names(names, are_sizes, scenes, table, opt, capsys):
+    found = boxes_of(selected(scenes, opt, renamed(table, *names, sizes=are_sizes)))
+    assert found == expected(table)
+    order = 'width, height' if are_sizes else 'right, bottom'
+    assert (f'Note: --csv {scenes / "list.csv"}: boxes are read from {",".join(names)}: left, top, {order}, in pixels'
+            in capsys.readouterr().out)
+
+
+@pytest.mark.parametrize('names, are_sizes', [(boxes.COLUMNS, False), (('x', 'y', 'width', 'height'), True),
+                                              (('bbox',), True)])
+def test_boxes_in_fractions_of_the_image(names, are_sizes, scenes, table, opt, capsys):
+    """Of upright photos, and of one that EXIF turns."""
+    turned = Image.open(scenes / '3.png').transpose(Image.Transpose.ROTATE_90)         # turned back to 80 x 60
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    turned.save(scenes / '3.png', exif=exif)
+    fractions = table.assign(**{name: table[name] / size for name, size in zip(boxes.COLUMNS, [80, 60] * 2,
+                                                                               strict=True)})
+    data = selected(scenes, opt, renamed(fractions, *names, sizes=are_sizes))
+    assert boxes_of(data) == expected(table)
+    assert 'in fractions of the image\n' in capsys.readouterr().out
+    label = data.train.class_names[data.train.labels[0]]
+    whole = datasets.select(opt(dataset='folder', source_path=str(scenes)), 16)
+    assert data.train.sources[0].path.name == whole.train.paths[0].name and label == whole.train.class_names[0]
+    assert torch.equal(data.train[0, 5][0], whole.train[0, 5][0])
+
+
+def test_boxes_that_reach_beyond_their_images_are_clipped(scenes, table, opt, capsys):
+    table.loc[0, ['x1', 'y1', 'x2', 'y2']] = -4, 5, 200, 60
+    table.loc[1, ['x1', 'y1', 'x2', 'y2']] = 70, 50, 81, 61
+    found = boxes_of(selected(scenes, opt, table))
+    table.loc[0, ['x1', 'x2']] = 0, 80
+    table.loc[1, ['x2', 'y2']] = 80, 60
+    assert found == expected(table)
+    assert ': 2 of 16 boxes reach beyond their images and are clipped\n' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize('box, sentence', [
-    (('5', '5', '5', '9'), 'line 2: x1,y1,x2,y2 must be pixels with 0 <= x1 < x2 and 0 <= y1 < y2, not 5,5,5,9'),
-    (('-1', '5', '8', '9'), 'line 2: x1,y1,x2,y2 must be pixels with 0 <= x1'), (('', '5', '8', '9'), 'not nothing,5'),
-    (('1', 'y', '8', '9'), 'not 1,y,8,9'), (('nan', '5', '8', '9'), 'not nan,5,8,9'),
-    (('5', '5', '81', '9'), r'0.png: the box x1,y1,x2,y2 = 5,5,81,9 of line 2 of the CSV file is not inside the image, '
-                            'which has 80 x 60 pixels; correct the line'),
-    (('5', '5', '9', '60.6'), '= 5,5,9,61 of line 2 of the CSV file is not inside'),
+    ((5, 5, 5, 9), 'line 2: x1,y1,x2,y2 must be numbers with left < right and top < bottom, not 5,5,5,9'),
+    ((None, 5, 8, 9), 'must be four numbers, not nothing,5'), ((1, 'y', 8, 9), 'not 1,y,8,9'),
+    ((float('inf'), 5, 8, 9), 'must be four numbers, not inf,5'),
+    ((5, 5, 6, 9), 'line 2: the box 5,5,6,9 has less than 2 pixels in a direction within .*0.png, which has 80 x 60 '),
+    ((80, 5, 95, 20), 'the box 80,5,95,20 has less than 2 pixels'), ((79, 5, 95, 20), 'less than 2 pixels'),
+    ((.1, .2, .5, .6), 'pixels, or all in fractions of the image from 0 to 1, unlike 0.1,0.2,0.5,0.6 in line 2'),
 ])
-def test_boxes_that_are_refused(box, sentence, scenes, opt, capsys):
-    rows = [row.split(',') for row in (scenes / 'list.csv').read_text().splitlines()[2:]]
-    write_list(scenes / 'list.csv', [['0.png', 'a', *box], *rows])
-    flags = opt(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv'))
+def test_boxes_that_are_refused(box, sentence, scenes, table, opt):
+    table = table.astype(dict.fromkeys(boxes.COLUMNS, object))
+    table.loc[0, [*boxes.COLUMNS]] = box
     with pytest.raises(UserError, match=sentence):
-        datasets.select(flags, 16).train[0]
-    if 'inside' in sentence:
-        flags.skip_bad_images = True
-        data = datasets.select(flags, 16)
-        assert len(data.train) == 7 and len(data.evaluation['test']) == 8
-        assert '1 of 16 images cannot be read and are left out' in capsys.readouterr().out
+        selected(scenes, opt, table)
+
+
+def test_fractions_beyond_the_image_and_lists_of_two_meanings_are_refused(scenes, table, opt):
+    fractions = table.assign(x1=.1, y1=.1, x2=.9, y2=1.25)
+    with pytest.raises(UserError, match='less than 2 pixels'):
+        selected(scenes, opt, fractions)
+    fractions.loc[0, 'y2'] = .8
+    with pytest.raises(UserError, match='unlike 0.1,0.1,0.9,0.8 in line 2 and 0.1,0.1,0.9,1.25 in line 3'):
+        selected(scenes, opt, fractions)
+    with pytest.raises(UserError, match='the boxes in bbox may be left,top,width,height or left,top,right,bottom'):
+        selected(scenes, opt, renamed(table.assign(x1=1, y1=1, x2=40, y2=30), 'bbox'))
+    with pytest.raises(UserError, match='line 2: bbox must be four numbers, not 1,2,3'):
+        selected(scenes, opt, table[['path', 'label']].assign(bbox='[1, 2, 3]'))
+
+
+def test_an_image_that_has_become_smaller(scenes, table, opt):
+    """Also where its boxes were read before, as in a long run."""
+    table.loc[0, [*boxes.COLUMNS]] = 0, 0, 80, 60
+    data = selected(scenes, opt, table)
+    Image.new('RGB', (40, 30)).save(data.train.paths[0])
+    with pytest.raises(UserError, match='0,0,80,60 of line 2 of the CSV file is not inside the image, which has 40 x'):
+        data.train[0]
 
 
 def test_a_column_of_the_box_is_missing(scenes, opt):
-    (scenes / 'list.csv').write_text('path,label,x1,y1\n0.png,a,1,2')
-    with pytest.raises(UserError, match='a box needs the columns x1,y1,x2,y2; missing: x2,y2'):
-        datasets.select(opt(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv')), 16)
+    for columns, sentence in (('x1,y1', 'a box needs the columns x1,y1,x2,y2; missing: x2,y2'),
+                              ('xmin,ymin,xmax', 'needs the columns xmin,ymin,xmax,ymax; missing: ymax'),
+                              ('x_center,y_center,width,height', 'boxes by their centres are not read; write the')):
+        (scenes / 'list.csv').write_text(f'path,label,{columns}\n0.png,a,1,2,3,4')
+        with pytest.raises(UserError, match=sentence):
+            datasets.select(opt(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv')), 16)
 
 
 def test_loaders_in_other_processes_read_boxes(scenes, opt):

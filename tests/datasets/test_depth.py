@@ -155,7 +155,7 @@ def test_a_run_an_index_and_the_search_page_have_the_numbers_of_8_bits(form, ori
     paths = [sorted(source.glob('images/*/*')) for source in (originals, place)]
     embeddings = [retrieval.embed(network, transform, some) for some in paths]
     assert torch.equal(*embeddings) and len(embeddings[0].unique(dim=0)) == 24
-    embedded, = review.embed_photos(place / 'images', trained, ['--device', 'cpu', '--kernels', '0'])
+    embedded = review.embed_photos(place / 'images', trained, ['--device', 'cpu', '--kernels', '0'])['photos']
     assert torch.allclose(embedded.embeddings, embeddings[0], atol=1e-5)
     uploaded, preview = server.prepared(paths[1][0].read_bytes(), transform)
     assert torch.equal(uploaded, server.prepared(paths[0][0].read_bytes(), transform)[0])

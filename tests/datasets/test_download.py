@@ -170,6 +170,23 @@ def test_no_member_of_an_archive_leaves_its_folder(name, tmp_path):
         assert not (tmp_path / 'evil.txt').exists() and not Path('/tmp/evil.txt').exists()
 
 
+@pytest.mark.parametrize('kind', [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_of_an_archive_change_nothing_outside(kind, tmp_path):
+    """A link that leads outside, and a file of the same name after it."""
+    folder, outside = tmp_path / 'inside', tmp_path / 'outside'
+    folder.mkdir()
+    outside.write_text('mine')
+    entry, through = tarfile.TarInfo('a.txt'), tarfile.TarInfo('a.txt')
+    entry.type, entry.linkname, through.size = kind, '../outside', 6
+    with tarfile.open(folder / 'a.tgz', 'w:gz') as archive:
+        archive.addfile(entry)
+        archive.addfile(through, io.BytesIO(b'theirs'))
+    with pytest.raises(UserError, match='a.tgz: not unpacked'):
+        download.unpack(folder / 'a.tgz', folder)
+    assert outside.read_text() == 'mine'
+    assert not any(path.is_symlink() or path.is_fifo() or path.is_char_device() for path in folder.iterdir())
+
+
 @pytest.mark.parametrize('dataset', ['cars196', 'online_products', 'inshop', 'folder'])
 def test_data_without_a_public_address_say_so(dataset, opt, tmp_path):
     with pytest.raises(UserError, match='--download: .*(no stable public address|your own data)'):

@@ -383,7 +383,7 @@ def test_the_index_of_pandas_is_no_column(opt, tmp_path, capsys):
 
 @pytest.mark.parametrize('rows, sentence', [
     (['photos/0.png,a,0,0,5,5', '', '', 'photos/1.png,,0,0,5,5'], 'line 5: path and label must not be empty'),
-    (['', 'photos/0.png,a,0,0,5,5', '', 'photos/1.png,a,0,0,x,5'], 'line 5: x1,y1,x2,y2 must be pixels'),
+    (['', 'photos/0.png,a,0,0,5,5', '', 'photos/1.png,a,0,0,x,5'], 'line 5: x1,y1,x2,y2 must be four numbers'),
     (['', 'photos/0.png,a,0,0,5,5', '', 'photos/1.png,a,0,0,x,5,5,5'], 'line 5: more fields than the header has'),
     (['photos/0.png,a,0,0,5,5', '', 'photos/0.png,b,0,0,5,5'], 'as a in line 2 and as b in line 4')])
 def test_lines_are_counted_as_an_editor_counts_them(rows, sentence, opt, tmp_path):

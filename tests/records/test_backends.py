@@ -3,15 +3,16 @@ import json
 import math
 import re
 import signal
+import struct
 import time
 import zipfile
+import zlib
 
 import pytest
 import yaml
 from PIL import Image
 
 import Result_Evaluations
-from benchmarks.faults.foreign import records_in, with_content
 from records import backends, reading, run_folder, wandb_files, writing
 from records.columns import at_backend
 from reports import wandb_runs
@@ -146,6 +147,26 @@ def test_results_from_wandbs_offline_folders_are_those_of_log_csv_and_of_a_cut_o
         run_read, = wandb_runs.read_offline([file])
         assert run_read.state.startswith('unfinished: ') and len(run_read.rows) < 3
         assert all(row['test_nmi'] == rows[row['epoch']]['test/nmi'] for row in run_read.rows)
+
+
+def records_in(data):
+    """[(place of its content, record)] of the records in the first block of the bytes of a .wandb file."""
+    from wandb.proto import wandb_internal_pb2
+    found, place = [], 2 * wandb_files.HEADER
+    while place <= min(len(data), wandb_files.BLOCK):
+        _, length, kind = struct.unpack_from('<IHB', data, place - wandb_files.HEADER)
+        if kind == wandb_files.FULL:
+            found.append((place, wandb_internal_pb2.Record.FromString(data[place:place + length])))
+        place += length + wandb_files.HEADER
+    return found
+
+
+def with_content(data, place, content):
+    """The bytes of a .wandb file with other content of the record at `place`, with its length and checksum."""
+    _, length, kind = struct.unpack_from('<IHB', data, place - wandb_files.HEADER)
+    checksum = zlib.crc32(content, zlib.crc32(bytes([kind])))
+    header = struct.pack('<IHB', checksum, len(content), kind)
+    return data[:place - wandb_files.HEADER] + header + content + data[place + length:]
 
 
 def test_a_file_of_wandb_with_other_content_is_a_sentence(quick, run, tmp_path, capsys):

@@ -1,1 +1,0 @@
-"""Faults on purpose: `python -m benchmarks.faults` disturbs runs at random, and counts those that survive."""

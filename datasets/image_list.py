@@ -1,0 +1,153 @@
+"""The images that --csv FILE lists: one row each, with the columns of docs/data.md."""
+import csv
+import difflib
+import functools
+import os
+import re
+import unicodedata
+
+from datasets import boxes
+from datasets.base import ImageTable, check_names
+from utilities.errors import UserError
+
+COLUMNS = ('path', 'label', 'split', 'group', *boxes.COLUMNS)
+PARTS = ('train', 'val', 'test', 'query', 'gallery', 'distractor')
+
+
+def read(file, source_path, with_groups=False):
+    """
+    The images of a CSV file with columns path, label and, optionally, split, group and those of a box; paths are
+    relative to source_path. Columns whose names begin with "superclass" give the super-class of each label, from the
+    nearest level to the coarsest. with_groups: whether the column group is read.
+    """
+    try:
+        with open(file, newline='', encoding='utf-8-sig') as opened:
+            reader = csv.DictReader(opened)
+            numbered = [(reader.line_num, row) for row in reader]
+            columns = reader.fieldnames or []
+    except OSError as error:
+        raise UserError(f'--csv {file}: {error.strerror}') from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f'--csv {file}: not a CSV file in UTF-8 ({error})') from None
+    if not numbered or not {'path', 'label'} <= set(columns):
+        found = f'the columns {", ".join(columns)}' if numbered else 'no row'
+        raise UserError(f'--csv {file}: expected a header with the columns path,label[,split] and one row per image, '
+                        f'found {found}')
+    of_boxes = boxes.columns_of(file, columns)
+    check_columns(file, columns, of_boxes)
+    lines = [line for line, _ in numbered]
+    rows = [stripped(row) for _, row in numbered]
+    for line, row in zip(lines, rows, strict=True):
+        if None in row:
+            raise UserError(f'--csv {file}, line {line}: more fields than the header has; put fields that contain '
+                            'a comma in double quotes')
+        if not row['path'] or not row['label'] or ('split' in row and row['split'] not in PARTS):
+            also = f', and split must be one of {", ".join(PARTS)}' if 'split' in row else ''
+            raise UserError(f'--csv {file}, line {line}: path and label must not be empty{also}')
+    note_similar_labels(file, {row['label'] for row in rows})
+    with_groups = with_groups and 'group' in columns
+    check_groups(file, rows, lines, with_groups)
+    paths = [source_path / row['path'] for row in rows]
+    superclasses, *coarser = [read_superclasses(file, rows, lines, column) for column in columns
+                              if column.startswith('superclass')] or [{}]
+    table = ImageTable(paths, [row['label'] for row in rows], superclasses=superclasses, coarser=coarser)
+    if 'split' in columns:
+        table.parts = [row['split'] for row in rows]
+    if with_groups:
+        table.groups = [row['group'] for row in rows]
+    if of_boxes:
+        table.boxes = boxes.from_rows(file, rows, lines, paths, of_boxes)
+    return without_repeats(file, table, lines)
+
+
+def stripped(row):
+    """A row {column: text or None} with its texts, but for the path, stripped of blanks and in Unicode's NFC."""
+    texts = {name: unicodedata.normalize('NFC', text.strip()) for name, text in row.items()
+             if name != 'path' and isinstance(text, str)}
+    return row | texts
+
+
+def check_columns(file, columns, of_boxes):
+    """
+    Raises UserError for a column that occurs twice or seems to be misspelt; prints the others that are not read, but
+    for the index that pandas writes. of_boxes: the columns of boxes.
+    """
+    twice = [name for name in columns if name and columns.count(name) > 1]
+    if twice:
+        raise UserError(f'--csv {file}: its header has the column "{twice[0]}" twice; remove one')
+    unknown = [name for name in columns if name not in (*COLUMNS, *of_boxes) and not name.startswith('superclass')
+               and not re.fullmatch(r'(Unnamed: \d+(\.\d+)*)?', name)]
+    missing = [name for name in (*COLUMNS, 'superclass') if name not in columns]
+    for name in unknown:
+        meant = difflib.get_close_matches(name.strip().lower(), missing, n=1, cutoff=.8)
+        if meant:
+            raise UserError(f'--csv {file}: the column "{name}" is not read; if it is meant to be "{meant[0]}", '
+                            'correct the header, or else give it a name that is not so similar')
+    if unknown:
+        print(f'Note: --csv {file}: these columns are not read: {", ".join(unknown)}')
+
+
+def note_similar_labels(file, labels):
+    """Prints labels that are one number, such as 1 and 1.0, or differ in upper and lower case only."""
+    alike = {}
+    for label in sorted(labels):
+        is_number = re.fullmatch(r'[+-]?\d+(\.\d*)?', label)
+        key = float(label) if is_number else label.casefold()
+        alike.setdefault(key, []).append(label)
+    pairs = [' and '.join(found) for found in alike.values() if len(found) > 1]
+    if pairs:
+        more = f', and {len(pairs) - 3:,} more' if len(pairs) > 3 else ''
+        print(f'Note: --csv {file}: these labels are different classes, although they are one number or differ in case '
+              f'only: {", ".join(pairs[:3])}{more}')
+
+
+def without_repeats(file, table, lines):
+    """
+    The table without the rows that repeat the file and box of an earlier row; prints how many. Raises UserError where
+    the label or the part is not that of the earlier row.
+    """
+    check_names(table)
+    real_folder = functools.cache(os.path.realpath)                      # a large list names few folders
+    first = {}
+    conflicts = []
+    entries = list(zip(table.classes, table.parts or [''] * len(lines), strict=True))
+    for i, source in enumerate(table.sources):
+        path = boxes.image_path(source)
+        place = os.path.join(real_folder(path.parent), path.name)        # the same for ./a.jpg, and for links
+        if os.path.islink(place):
+            place = os.path.realpath(place)
+        key = (place, *source[1:5]) if isinstance(source, boxes.Box) else place
+        earlier = first.setdefault(key, i)
+        if entries[i] != entries[earlier]:
+            conflicts.append((earlier, i))
+    if conflicts:
+        where = ' and '.join(f'as {" ".join(entries[i]).strip()} in line {lines[i]}' for i in conflicts[0])
+        raise UserError(f'--csv {file}: {len(conflicts):,} rows list an image again under another label or split, the '
+                        f'first: {table.sources[conflicts[0][1]]}, {where}; keep one row of each')
+    if len(first) < len(lines):
+        print(f'Note: --csv {file}: {len(lines) - len(first):,} of {len(lines):,} rows list an image again and are '
+              'left out')
+    return table.keep(list(first.values()))
+
+
+def check_groups(file, rows, lines, with_groups):
+    """Raises UserError if a group that is used is empty, or if a label is given to distractors and to other images."""
+    distractors = {row['label'] for row in rows if row.get('split') == 'distractor'}
+    for line, row in zip(lines, rows, strict=True):
+        if with_groups and not row['group']:
+            raise UserError(f'--csv {file}, line {line}: group must not be empty; give each image without a known '
+                            'group a value of its own')
+        if row['label'] in distractors and row['split'] != 'distractor':
+            raise UserError(f'--csv {file}, line {line}: the label {row["label"]} is also given to distractors, '
+                            'which are of no class; give them a label of their own')
+
+
+def read_superclasses(file, rows, lines, column):
+    """{class: its super-class} from a CSV column. Raises UserError if a field is empty or a class has two values."""
+    level = {}
+    for line, row in zip(lines, rows, strict=True):
+        if not row[column] or level.setdefault(row['label'], row[column]) != row[column]:
+            values = f'{row[column]} here and {level[row["label"]]} before' if row[column] else 'empty'
+            raise UserError(f'--csv {file}, line {line}: {column} must be the same for all images of a label and not '
+                            f'empty; for {row["label"]} it is {values}')
+    return level
