@@ -21,7 +21,8 @@ from utilities.namespace import Flags
 REMOVED = {
     'language_distill_w': 0.0, 'language_vectors': None, 'language_pseudoclass': False, 'language_pseudoclass_topk': 5,
     'language_delay': 0, 'language_shift': 1.0, 'language_temp': 1.0, 'language_distill_dir': 'backward',
-    'mahalanobis': False, 'mahalanobis_lr': -1.0,
+    'mahalanobis': False, 'mahalanobis_lr': -1.0, 'prompts': 0, 'prompt_depth': 0,
+    'decode': 'exact',
 }
 # Flags that no longer exist, and that changed no result
 REMOVED_WITHOUT_EFFECT = {'language_model'}

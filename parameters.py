@@ -128,10 +128,6 @@ def data_parameters(parser):
     add, switch = new_group(parser, 'data', 'data set, splits, labels, decoding, augmentation', resume='never')
     add('--dataset', default='cub200', common=True, names=DATASETS, embedding=True, help='data set')
     switch('--skip_bad_images', help='check every image at the start and leave out those that cannot be read')
-    add('--decode',
-        choices={'exact': 'the pixels that Pillow gives',
-                 'fast': 'JPEG files at a fraction of their size, with slightly different pixels'},
-        default='exact', embedding=True, help='how images are decoded and resized')
     add('--split_scheme',
         choices={'half': 'training and test classes', 'class_folds': 'half, with folds of validation classes',
                  'mlrc': 'the class lists of Musgrave et al.',
@@ -241,10 +237,6 @@ def network_parameters(parser):
         help='part of the backbone that is not trained; N: the stem and the first N blocks; none trains all')
     add('--lora_rank', type=COUNT, default=0,
         help='rank of the trained adapters (LoRA) in the attention layers of a ViT; 0 means no adapters')
-    add('--visual_prompts', '--prompts', dest='prompts', type=COUNT, default=0, embedding=True, metavar='N',
-        help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
-    add('--prompt_depth', type=COUNT, default=0, embedding=True,
-        help='number of blocks, from the first on, with prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained',
            help='start from random instead of pretrained weights')
     add('--input_size', nargs='+', type=SIDE, action=SizeOfImages, metavar='PIXELS', embedding=True,

@@ -435,8 +435,7 @@ def restore_network(opt, source):
 def require_possible(opt, source, states):
     """Raises UserError for layers wider than the weights of a checkpoint can be, before memory is taken for them."""
     widest = sum(max(part.shape, default=0) for part in states['model'].values())
-    widths = {'embed_dim': opt.embed_dim, 'embed_layers': sum(opt.embed_layers), 'prompts': opt.prompts,
-              'lora_rank': opt.lora_rank}
+    widths = {'embed_dim': opt.embed_dim, 'embed_layers': sum(opt.embed_layers), 'lora_rank': opt.lora_rank}
     for name, width in widths.items():
         if width > widest:
             given = command_line.shown(getattr(opt, name))

@@ -127,7 +127,7 @@ def select(opt, size, are_characters=False):
         training = FITS[opt.eval_fit](size) if name == 'none' else training
     adapt(opt, size, training, evaluation)
     training = with_further(opt, training, fill=255 if name == 'characters' else None)
-    return Pipeline(training, opt.decode), Pipeline(evaluation, opt.decode)
+    return Pipeline(training), Pipeline(evaluation)
 
 
 def adapt(opt, size, training, evaluation):

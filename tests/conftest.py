@@ -23,13 +23,16 @@ from criteria import CRITERIA
 from datasampler import SAMPLERS
 from datasets import DATASETS, features
 from evaluation import PICTURES, curves
-from tests import helpers
+from launching import process
+from tests import forks, helpers
 from tests.blank import plots
 from utilities import plotting
 from utilities.machine import n_cores
 
 os.environ['WANDB_MODE'] = 'offline'
 os.environ |= {'KMP_DUPLICATE_LIB_OK': 'TRUE', 'KMP_INIT_AT_FORK': 'FALSE'}      # what the import of sklearn would set
+if helpers.fork_server:
+    process.opened = forks.opened
 signal.signal(signal.SIGINT, signal.default_int_handler)      # in a script's background, processes start without it
 SHARED = Path(__file__).parents[2] / 'shared'
 plots.install()

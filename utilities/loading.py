@@ -162,7 +162,7 @@ class TrainingLoader:
         share = waited / (before - began + 1e-9)
         if self.n_epochs == 1 and before - began >= 5 and share > .2 and processes.is_main():
             print(f'Note: {share:.0%} of the training time of epoch {epoch} was spent waiting for images. What may '
-                  'help: more --kernels, --decode fast, small copies of the images (docs/data.md).', file=sys.stderr)
+                  'help: more --kernels, small copies of the images (docs/data.md).', file=sys.stderr)
 
     def sampled(self, epoch):
         """The epoch's batches, lists of (index, seed); the views of an image follow each other."""
