@@ -18,8 +18,10 @@ import parameters
 import training_step
 from architectures import batch_norm, embedding_layer
 from datasets import features
+from flags import command_line
+from optimization import moving_average
 from records import backends, checkpoint
-from utilities import command_line, device, loss_sums, machine, pml, processes, torch_losses, unsaved
+from utilities import device, loss_sums, machine, pml, processes, torch_losses, unsaved
 from utilities.errors import UserError, choose
 from utilities.files import cache_folder
 from utilities.image_size import sides, written
@@ -57,7 +59,7 @@ class Parts:
     optimizer: torch.optim.Optimizer | None = None
     schedule: optimization.Schedule | None = None
     step: training_step.TrainingStep | None = None
-    ema: optimization.MovingAverage | None = None
+    ema: moving_average.MovingAverage | None = None
     teacher: torch.nn.Module | None = None
     teacher_checksum: Checksum | None = None
     skipped_in_a_row: int = 0
@@ -114,7 +116,7 @@ def build(opt):
     batch_norm.check_pieces(opt, parts.model)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps)
-    parts.ema = None if opt.ema is None else optimization.MovingAverage(parts.model, opt.ema)
+    parts.ema = None if opt.ema is None else moving_average.MovingAverage(parts.model, opt.ema)
     takes_teacher = 'teacher_batch' in criteria.inputs(parts.criterion)
     if takes_teacher and opt.distill == 'ema':
         parts.teacher = parts.ema.average
