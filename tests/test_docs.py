@@ -24,6 +24,7 @@ import parameters
 import Result_Evaluations
 import retrieval
 import Retrieve_Images
+from flags import command_line
 from retrieval import server
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, published, rows_of
