@@ -78,7 +78,7 @@ class ImageSet(torch.utils.data.Dataset):
     in_gallery:  None, or bool [N]: the gallery, where queries are in it, too.
     is_distractor: None, or bool [N]: gallery images that are never queries or positives.
     groups:      None, or an array [N] of strings: the group (camera, place, day) of each image.
-    kept:        None, or the kept_features.KeptFeatures in which the images' features are looked up.
+    features:    None, or the features.FixedFeatures with the features that take the images' place.
     """
 
     def __init__(self, table, chosen, transform, read=boxes.open_photo):
@@ -87,7 +87,7 @@ class ImageSet(torch.utils.data.Dataset):
         self.sources = table.sources
         self.transform = transform
         self.read = read
-        self.kept = None
+        self.features = None
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
         self.class_names = names.tolist()
         self.labels = labels.astype(np.int64)
@@ -108,7 +108,7 @@ class ImageSet(torch.utils.data.Dataset):
             self.in_gallery = np.ones(len(self), bool)
 
     def __getstate__(self):
-        return vars(self) | {'kept': None}                 # data workers do not need it, and it holds networks
+        return vars(self) | {'features': None}                 # data workers do not need it, and it holds networks
 
     @property
     def n_classes(self):
