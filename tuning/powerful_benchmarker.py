@@ -142,8 +142,8 @@ def splits(options, settings, notes):
 def split_scheme(options, has_partitions):
     """
     The --split_scheme; class_folds if the experiment has a scheme without a counterpart. has_partitions: whether the
-    option num_training_partitions is given, as since 2020. In 2020, the scheme with folds is the one that later versions
-    call MLRCSplitManager.
+    option num_training_partitions is given, as since 2020. In 2020, the scheme with folds is the one that later
+    versions call MLRCSplitManager.
     """
     manager = options.class_of('class of the splits')                                # version of 2021
     scheme = options.look('special_split_scheme_name', TEXT)
