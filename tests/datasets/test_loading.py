@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
 import datasets
-from datasets import base, decoding, pipeline, transforms
+from datasets import base, boxes, decoding, pipeline, transforms
 from tests.helpers import ROOT, manual_seed
 from utilities.errors import UserError, WorkerLost
 from utilities.loading import (
@@ -268,12 +268,12 @@ def test_the_lines_that_make_small_copies(photos, tmp_path, monkeypatch):
             assert abs(difference).mean() < 8, path
 
 
-def test_without_data_workers_none_was_killed(patterns, opt):
+def test_without_data_workers_none_was_killed(patterns, opt, monkeypatch):
     data = datasets.select(opt(dataset='folder', source_path=str(patterns)), 16).train
 
     def read(source):
         raise FileNotFoundError(2, 'No such file or directory', 'pixels')
-    data.read = read
+    monkeypatch.setattr(boxes, 'open_photo', read)
     loader = TrainingLoader(opt(iterations_per_epoch=1, kernels=0), data, [[0]])
     with pytest.raises(FileNotFoundError, match='pixels'):
         next(iter(loader.epoch(1)))
