@@ -20,7 +20,7 @@ from architectures import ARCHITECTURES
 from batch_mining import BATCHMINERS
 from criteria import CRITERIA
 from datasampler import SAMPLERS
-from datasets import DATASETS
+from datasets import DATASETS, image_list
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES
 from utilities import command_line, method_flags, namespace
@@ -193,6 +193,15 @@ def view(text):
         return POSITIVE(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f'expected flip or a positive number, not {text}') from None
+
+
+def csv_column(text):
+    """An argparse type: NAME=COLUMN, a column of image_list and its name in a file, as text."""
+    name, equals, column = text.partition('=')
+    if not equals or not column or not (name in image_list.COLUMNS or name.startswith('superclass')):
+        raise argparse.ArgumentTypeError(f'expected NAME=COLUMN with a NAME of {", ".join(image_list.COLUMNS)}, or one '
+                                         f'that begins with superclass, not {command_line.shortened(text)}')
+    return text
 
 
 def frozen_part(text):
@@ -443,6 +452,8 @@ def machine_parameters(parser):
              'train/ and test/')
     add('--csv', metavar='FILE', file=True,
         help='for --dataset folder: CSV file of paths and labels; by default the folders in images/ are classes')
+    add('--csv_columns', nargs='+', type=csv_column, default=[], metavar='NAME=COLUMN',
+        help='names of columns in the --csv file, as in label=identity')
     add('--splits', metavar='FILE', file=True,
         help='JSON or YAML file with the classes of each split, in place of --split_scheme')
     switch('--download', help='download the data set first, if it has a stable public address')

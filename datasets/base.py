@@ -29,6 +29,7 @@ class ImageTable:
     coarser: such mappings for the levels above the super-classes, from the nearest level up.
     ignored: files and folders among the images that are not images.
     groups:  None, or the group (camera, place, day) of each image.
+    roles:   None, or whether each image is a query and whether it is in the gallery, in the split of its part.
     boxes:   None, or the boxes.Box of each image, the part of its file that is read.
     """
     paths: list
@@ -38,6 +39,7 @@ class ImageTable:
     coarser: list = field(default_factory=list)
     ignored: list = field(default_factory=list)
     groups: list | None = None
+    roles: list | None = None
     boxes: list | None = None
 
     @property
@@ -47,7 +49,7 @@ class ImageTable:
 
     def keep(self, chosen):
         """The table of the images `chosen` (a list of indices) only."""
-        columns = {name: getattr(self, name) for name in ('paths', 'classes', 'parts', 'groups', 'boxes')}
+        columns = {name: getattr(self, name) for name in ('paths', 'classes', 'parts', 'groups', 'roles', 'boxes')}
         return replace(self, **{name: [column[i] for i in chosen] for name, column in columns.items() if column})
 
 
@@ -95,7 +97,9 @@ class ImageSet(torch.utils.data.Dataset):
         parts = set(table.parts or ())
         if 'distractor' in parts:
             self.is_distractor = np.array([part == 'distractor' for part in table.parts])
-        if {'query', 'gallery'} <= parts:
+        if table.roles and not all(map(all, table.roles)):
+            self.is_query, self.in_gallery = np.array(table.roles).T
+        elif {'query', 'gallery'} <= parts:
             self.is_query = np.array([part == 'query' for part in table.parts])
         elif self.is_distractor is not None:
             self.is_query = ~self.is_distractor

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
+import configuration
 import datasets
 from tests.helpers import after_training, folder_of
 from utilities.errors import UserError
@@ -391,6 +392,108 @@ def test_lines_are_counted_as_an_editor_counts_them(rows, sentence, opt, tmp_pat
     (tmp_path / 'list.csv').write_text('\r\n'.join(['path,label,x1,y1,x2,y2', *rows]), newline='')
     with pytest.raises(UserError, match=sentence):
         select(opt, tmp_path, csv=str(tmp_path / 'list.csv'))
+
+
+@pytest.mark.parametrize('values', [('Train', 'Validation', 'Test'), ('training', 'valid', 'test'),
+                                    ('TRAIN', 'VAL', 'TEST')])
+def test_splits_in_other_words(values, opt, tmp_path):
+    table = birds(tmp_path)
+    table['split'] = [value for value, n in zip(values, (4, 2, 2), strict=True) for _ in range(n)]
+    data = listed(opt, tmp_path, table, index=False)
+    assert classes_by_split(data) == {'train': ['bird 0', 'bird 1'], 'val': ['bird 2'], 'test': ['bird 3']}
+    for value in ('dev', '0', ''):
+        with pytest.raises(UserError, match=f'line 2: split must be one of train, .*, not {value or "empty"}'):
+            listed(opt, tmp_path, table.assign(split=value), index=False)
+
+
+def roles(tmp_path):
+    """A list as open-metric-learning has it: no roles in training; an image can be query and gallery."""
+    table = birds(tmp_path)
+    table['split'] = ['train'] * 4 + ['test'] * 4
+    table['is_query'] = [None] * 4 + [True, False, True, True]
+    table['is_gallery'] = [None] * 4 + [True, True, False, True]
+    return table
+
+
+@pytest.mark.parametrize('form', ['texts', 'numbers'])
+def test_queries_and_gallery_of_open_metric_learning(form, opt, tmp_path):
+    table = roles(tmp_path)
+    if form == 'numbers':                                                              # 1.0, 0.0 and NaN
+        table[['is_query', 'is_gallery']] = table[['is_query', 'is_gallery']].astype(float)
+    data = listed(opt, tmp_path, table, index=False)
+    is_query, in_gallery = data.evaluation['test'].roles
+    assert is_query.tolist() == [True, False, True, True] and in_gallery.tolist() == [True, True, False, True]
+    assert data.train.is_query is None and data.evaluation['test'].n_queries == 3
+    one = listed(opt, tmp_path, table.drop(columns='is_gallery'), index=False).evaluation['test']
+    assert one.is_query.tolist() == [True, False, True, True] and (one.roles[1] == ~one.is_query).all()
+    everyone = table.assign(is_query=True, is_gallery=True)
+    assert listed(opt, tmp_path, everyone, index=False).evaluation['test'].is_query is None
+
+
+def test_roles_of_validation_images(quick, run, tmp_path):
+    """recall@1 of each split, against the nearest image of the gallery."""
+    table = birds(tmp_path, 12).assign(split=['train'] * 4 + ['validation'] * 4 + ['test'] * 4)
+    table['is_query'] = [None] * 4 + [True, False, True, False] + [True, True, False, False]
+    table['is_gallery'] = [None] * 4 + [False, True, True, True] + [True, True, False, True]
+    table.loc[10, 'is_query'] = True
+    table.to_csv(tmp_path / 'list.csv', index=False)
+    assert run(*quick, '--source_path', tmp_path, '--csv', tmp_path / 'list.csv', '--bs', '4', '--n_epochs', '0',
+               '--evaluation_metrics', 'e_recall@1') == 0
+    last = pd.read_csv(folder_of(tmp_path) / 'log.csv').iloc[-1]
+    for split, start in (('val', 4), ('test', 8)):
+        file = tmp_path / f'{split}.npz'
+        assert after_training(folder_of(tmp_path), 'embeddings', file, '--splits_to_eval', split) == 0
+        written = np.load(file)
+        distances = np.linalg.norm(written['embeddings'][:, None] - written['embeddings'], axis=2)
+        np.fill_diagonal(distances, np.inf)
+        part = table[start:start + 4].reset_index()
+        distances[:, ~part.is_gallery.astype(bool)] = np.inf
+        right = part.label.to_numpy()[distances.argmin(axis=1)] == part.label
+        assert last[f'{split}_e_recall@1'] == pytest.approx(right[part.is_query.astype(bool)].mean())
+
+
+@pytest.mark.parametrize('change, sentence', [
+    ({'is_query': 'yes'}, 'line 6: is_query must be true or false, not yes'),
+    ({'is_query': None}, 'line 6: is_query must be true or false, not nothing'),
+    ({'is_query': False, 'is_gallery': False}, 'line 6: the image is neither query nor gallery'),
+    ({'split': 'query'}, 'line 2: split query says what is_query and is_gallery would'),
+    ({'path': 'photos/0.png'}, 'as bird 2 test query and gallery in line 6 and as bird 2 test gallery in line 7')])
+def test_roles_that_are_refused(change, sentence, opt, tmp_path):
+    table = roles(tmp_path)
+    if 'path' in change:
+        table.loc[5, 'path'] = table.loc[4, 'path']
+    else:
+        table = table.assign(**change)
+    with pytest.raises(UserError, match=sentence):
+        listed(opt, tmp_path, table, index=False)
+    with pytest.raises(UserError, match='is_query and is_gallery need a column split'):
+        listed(opt, tmp_path, roles(tmp_path).drop(columns='split'), index=False)
+
+
+def test_validation_images_alone_are_no_test(opt, tmp_path):
+    table = roles(tmp_path).replace({'test': 'validation'})
+    with pytest.raises(UserError, match='the test split is empty .*; mark images as test, not only as val'):
+        listed(opt, tmp_path, table, index=False)
+
+
+def test_columns_under_the_names_of_wildlife_data_sets(opt, tmp_path, capsys):
+    table = birds(tmp_path).rename(columns={'label': 'identity', 'path': 'image'}).assign(image_id=range(8), path='x')
+    table['encounter'] = list('abababab')
+    table.to_csv(tmp_path / 'list.csv', index=False)
+    flags = {'csv': str(tmp_path / 'list.csv'), 'csv_columns': ['label=identity', 'path=image', 'group=encounter'],
+             'eval_level': ['across']}
+    data = select(opt, tmp_path, **flags)
+    assert classes_by_split(data) == {'train': ['bird 0', 'bird 1'], 'test': ['bird 2', 'bird 3']}
+    assert data.train.groups.tolist() == list('abab')
+    assert 'these columns are not read: image_id, path of the file\n' in capsys.readouterr().out
+    with pytest.raises(UserError, match='path=photo: .*list.csv has no such column, but image, identity, image_id'):
+        select(opt, tmp_path, **flags | {'csv_columns': ['path=photo']})
+    with pytest.raises(UserError, match='group=identity: the column is read as label already'):
+        select(opt, tmp_path, **flags | {'csv_columns': ['label=identity', 'group=identity']})
+    with pytest.raises(UserError, match='found the columns image, .*; --csv_columns label=NAME reads another column'):
+        select(opt, tmp_path, csv=flags['csv'])
+    with pytest.raises(UserError, match='expected NAME=COLUMN with a NAME of path, label, .*not labels=x'):
+        configuration.parse(['--csv_columns', 'labels=x'])
 
 
 # Evaluation on changed data
