@@ -1,10 +1,10 @@
 """
 Every flag of main.py, grouped, and declared once with all that is known of it.
 
-`add` and `switch` take what argparse takes, and Facts (utilities/flag_help.py): which methods use the flag, whether it
+`add` and `switch` take what argparse takes, and Facts (flags/help_texts.py): which methods use the flag, whether it
 names a file, and so on. Whether --resume may change a flag is a property of its group.
 
-A flag that belongs to one method is declared in its file (utilities/method_flags.py) and named after it:
+A flag that belongs to one method is declared in its file (flags/method_flags.py) and named after it:
 --loss_<loss>_<parameter>, --miner_<miner>_<parameter>, --data_<sampler>_<parameter>; it has an effect where the method
 is used. Every part of the program gets the whole namespace.
 """
@@ -23,8 +23,8 @@ from datasampler import SAMPLERS
 from datasets import DATASETS, image_list
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES
-from utilities import command_line, method_flags, namespace
-from utilities.command_line import (
+from flags import command_line, method_flags
+from flags.command_line import (
     COUNT,
     FRACTION,
     NOT_NEGATIVE,
@@ -38,6 +38,7 @@ from utilities.command_line import (
     number,
     yaml_mapping,
 )
+from utilities import namespace
 from utilities.machine import DEVICES
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs

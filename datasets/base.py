@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from datasets import boxes, decoding
-from utilities.command_line import is_text
+from flags.command_line import is_text
 from utilities.errors import UserError
 
 AHEAD = 8          # images to open before the first one is decoded; they take memory unless they are JPEG files
@@ -77,7 +77,7 @@ class ImageSet(torch.utils.data.Dataset):
     in_gallery:  None, or bool [N]: the gallery, where queries are in it, too.
     is_distractor: None, or bool [N]: gallery images that are never queries or positives.
     groups:      None, or an array [N] of strings: the group (camera, place, day) of each image.
-    kept:        None, or the kept_features.KeptFeatures in which the images' features are looked up.
+    features:    None, or the features.FixedFeatures with the features that take the images' place.
     """
 
     def __init__(self, table, chosen, transform):
@@ -85,7 +85,7 @@ class ImageSet(torch.utils.data.Dataset):
         self.paths = table.paths
         self.sources = table.sources
         self.transform = transform
-        self.kept = None
+        self.features = None
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
         self.class_names = names.tolist()
         self.labels = labels.astype(np.int64)
@@ -106,7 +106,7 @@ class ImageSet(torch.utils.data.Dataset):
             self.in_gallery = np.ones(len(self), bool)
 
     def __getstate__(self):
-        return vars(self) | {'kept': None}                 # data workers do not need it, and it holds networks
+        return vars(self) | {'features': None}                 # data workers do not need it, and it holds networks
 
     @property
     def n_classes(self):

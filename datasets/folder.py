@@ -23,6 +23,13 @@ def load(opt):
     if opt.csv:
         return image_list.read(Path(opt.csv), Path(opt.source_path), opt.csv_columns,
                                with_groups='across' in opt.eval_level)
+    table = of_folders(opt)
+    image_list.note_similar_labels(f'--source_path {opt.source_path}', set(table.classes))
+    return table
+
+
+def of_folders(opt):
+    """The table of the folder images/ in --source_path, or of an official split there."""
     source = Path(opt.source_path)
     if os.path.isdir(source) and not os.path.exists(source / 'images'):
         table = official_split(source)

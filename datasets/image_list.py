@@ -5,9 +5,11 @@ import functools
 import os
 import re
 import unicodedata
+from itertools import zip_longest
 
 from datasets import boxes
 from datasets.base import ImageTable, check_names
+from flags.command_line import shortened
 from utilities.errors import UserError
 
 ROLES = ('is_query', 'is_gallery')
@@ -27,13 +29,21 @@ def read(file, source_path, names=(), with_groups=False):
     """
     try:
         with open(file, newline='', encoding='utf-8-sig') as opened:
-            reader = csv.DictReader(opened)
-            columns = reader.fieldnames = renamed(file, reader.fieldnames or [], names)
-            numbered = [(reader.line_num, row) for row in reader]
+            reader = csv.reader(opened)
+            columns = renamed(file, next(reader, []), names)
+            numbered = []
+            line = reader.line_num
+            for fields in reader:
+                if fields:                                                   # no blank line
+                    numbered.append((line + 1, dict(zip_longest(columns, fields))))
+                line = reader.line_num
     except OSError as error:
         raise UserError(f'--csv {file}: {error.strerror}') from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
         raise UserError(f'--csv {file}: not a CSV file in UTF-8 ({error})') from None
+    except csv.Error as error:
+        raise UserError(f'--csv {file}, before line {reader.line_num}: {error}; a double quote may not be closed'
+                        ) from None
     if not numbered or not {'path', 'label'} <= set(columns):
         found = f'the columns {", ".join(columns)}' if numbered else 'no row'
         raise UserError(f'--csv {file}: expected a header with the columns path,label and one row per image, found '
@@ -41,6 +51,7 @@ def read(file, source_path, names=(), with_groups=False):
                         'ones')
     of_boxes = boxes.columns_of(file, columns)
     check_columns(file, columns, of_boxes)
+    check_line_breaks(file, numbered, of_boxes)
     lines = [line for line, _ in numbered]
     rows = [stripped(row) for _, row in numbered]
     for line, row in zip(lines, rows, strict=True):
@@ -51,10 +62,10 @@ def read(file, source_path, names=(), with_groups=False):
             raise UserError(f'--csv {file}, line {line}: path and label must not be empty')
         if 'split' in row:
             row['split'] = choose_part(file, line, row['split'] or '')
-    note_similar_labels(file, {row['label'] for row in rows})
+    note_similar_labels(f'--csv {file}', {row['label'] for row in rows})
     with_groups = with_groups and 'group' in columns
     check_groups(file, rows, lines, with_groups)
-    paths = [source_path / row['path'] for row in rows]
+    paths = located(f'--csv {file}', source_path, [row['path'] for row in rows])
     superclasses, *coarser = [read_superclasses(file, rows, lines, column) for column in columns
                               if column.startswith('superclass')] or [{}]
     table = ImageTable(paths, [row['label'] for row in rows], superclasses=superclasses, coarser=coarser)
@@ -122,11 +133,57 @@ def read_roles(file, line, row):
     return is_query, in_gallery
 
 
+def line_breaks(row):
+    """The number of line breaks within the fields of a row."""
+    return sum(len(re.findall('\r\n|\r|\n', text)) for text in row.values() if isinstance(text, str))
+
+
+def check_line_breaks(file, numbered, of_boxes):
+    """
+    Raises UserError for a line break in a field that is read; prints how many rows have one in another field.
+
+    numbered: [(line, row)]. of_boxes: the columns of boxes.
+    """
+    broken = [(line, row) for line, row in numbered if line_breaks(row)]
+    for line, row in broken:
+        for name, text in row.items():
+            is_read = name in (*COLUMNS, *of_boxes) or str(name).startswith('superclass')
+            if is_read and line_breaks({name: text}):
+                raise UserError(f'--csv {file}, line {line}: {name} has a line break ({shortened(ascii(text))}); a '
+                                'double quote is not closed, or remove the line break')
+    if broken:
+        print(f'Note: --csv {file}: {len(broken):,} rows have line breaks in columns that are not read, the first in '
+              f'line {broken[0][0]}; if a double quote is not closed there, the rows that follow it are lost')
+
+
+def located(where, folder, names, stream=None):
+    """
+    The paths in `folder` that a list names. Where there is no such file, but one without blanks at its ends and with /
+    for each backslash, it is this file; prints how many. where: for the note. stream: None: sys.stdout.
+    """
+    paths = []
+    n_changed = 0
+    for name in names:
+        path = folder / name
+        other = folder / name.strip().replace('\\', '/')
+        if other != path and not os.path.isfile(path) and os.path.isfile(other):
+            path = other
+            n_changed += 1
+        paths.append(path)
+    if n_changed:
+        print(f'Note: {where}: {n_changed:,} of {len(paths):,} paths are read with / for backslashes, and without '
+              'blanks at their ends', file=stream)
+    return paths
+
+
 def stripped(row):
     """A row {column: text or None} with its texts, but for the path, stripped of blanks and in Unicode's NFC."""
-    texts = {name: unicodedata.normalize('NFC', text.strip()) for name, text in row.items()
-             if name != 'path' and isinstance(text, str)}
+    texts = {name: normalized(text) for name, text in row.items() if name != 'path' and isinstance(text, str)}
     return row | texts
+
+
+def normalized(text):
+    return unicodedata.normalize('NFC', text.strip())
 
 
 def check_columns(file, columns, of_boxes):
@@ -149,18 +206,22 @@ def check_columns(file, columns, of_boxes):
         print(f'Note: --csv {file}: these columns are not read: {", ".join(unknown)}')
 
 
-def note_similar_labels(file, labels):
-    """Prints labels that are one number, such as 1 and 1.0, or differ in upper and lower case only."""
+def note_similar_labels(where, labels):
+    """
+    Prints labels that are one number, such as 1 and 1.0, or differ in capitals, in blanks at their ends or in Unicode's
+    form only. where: for the note.
+    """
     alike = {}
     for label in sorted(labels):
-        is_number = re.fullmatch(r'[+-]?\d+(\.\d*)?', label)
-        key = float(label) if is_number else label.casefold()
-        alike.setdefault(key, []).append(label)
+        text = normalized(label)
+        is_number = re.fullmatch(r'[+-]?\d+(\.\d*)?', text)
+        key = float(text) if is_number else text.casefold()
+        alike.setdefault(key, []).append(label if label == text else ascii(label))
     pairs = [' and '.join(found) for found in alike.values() if len(found) > 1]
     if pairs:
         more = f', and {len(pairs) - 3:,} more' if len(pairs) > 3 else ''
-        print(f'Note: --csv {file}: these labels are different classes, although they are one number or differ in case '
-              f'only: {", ".join(pairs[:3])}{more}')
+        print(f'Note: {where}: these labels are different classes, although they are one number, or differ in capitals '
+              f'or blanks only: {", ".join(pairs[:3])}{more}')
 
 
 def without_repeats(file, table, lines):

@@ -10,6 +10,7 @@ from scipy.io import savemat
 
 import configuration
 import datasets
+from retrieval import photos
 from tests.helpers import after_training, folder_of
 from utilities.errors import UserError
 
@@ -365,7 +366,7 @@ def test_labels_that_may_be_one_class_are_noted(labels, note, opt, tmp_path, cap
     assert sum(map(len, classes_by_split(data).values())) == len(set(map(str, labels)))
     out = capsys.readouterr().out
     assert out == (f'Note: --csv {tmp_path / "list.csv"}: these labels are different classes, although they are one '
-                   f'number or differ in case only: {note}\n' if note else '')
+                   f'number, or differ in capitals or blanks only: {note}\n' if note else '')
 
 
 def test_the_index_of_pandas_is_no_column(opt, tmp_path, capsys):
@@ -494,6 +495,58 @@ def test_columns_under_the_names_of_wildlife_data_sets(opt, tmp_path, capsys):
         select(opt, tmp_path, csv=flags['csv'])
     with pytest.raises(UserError, match='expected NAME=COLUMN with a NAME of path, label, .*not labels=x'):
         configuration.parse(['--csv_columns', 'labels=x'])
+
+
+@pytest.mark.parametrize('place, sentence', [
+    (3, r"line 5: label has a line break \('bird 1\\nphotos/4.png,bird 2\\n.*a double quote is not closed"),
+    (7, 'line 9: label has a line break')])
+def test_a_quote_that_is_not_closed(place, sentence, opt, tmp_path):
+    """Up to the next quote, or up to the end of the file."""
+    table = birds(tmp_path)
+    lines = ['path,label', *(f'{path},{label}' for path, label in table.itertuples(index=False))]
+    lines[place + 1] = lines[place + 1].replace(',', ',"')
+    lines[7 if place == 3 else 8] += '"' if place == 3 else ''
+    (tmp_path / 'list.csv').write_text('\n'.join(lines) + '\n')
+    with pytest.raises(UserError, match=sentence):
+        select(opt, tmp_path, csv=str(tmp_path / 'list.csv'))
+
+
+def test_line_breaks_in_columns_that_are_not_read(opt, tmp_path, capsys):
+    """And the lines of what comes after them."""
+    table = birds(tmp_path).assign(remark=['one', 'two\nlines', *['one'] * 6])
+    assert len(listed(opt, tmp_path, table, index=False).train) == 4
+    assert ': 1 rows have line breaks in columns that are not read, the first in line 3' in capsys.readouterr().out
+    table.loc[4, 'label'] = ''
+    with pytest.raises(UserError, match='line 7: path and label must not be empty'):
+        listed(opt, tmp_path, table, index=False)
+
+
+def test_a_quote_before_a_long_rest(opt, tmp_path):
+    rest = '\n'.join(f'photos/{i}.png,a bird of rather rare colours' for i in range(4000))
+    (tmp_path / 'list.csv').write_text(f'path,label\nphotos/0.png,"a\n{rest}\n')
+    with pytest.raises(UserError, match=r'before line \d+: field larger than .*; a double quote may not be closed'):
+        select(opt, tmp_path, csv=str(tmp_path / 'list.csv'))
+
+
+def test_paths_of_windows_and_with_blanks(opt, tmp_path, capsys):
+    table = birds(tmp_path)
+    draw(tmp_path / 'photos\\8.png')                                          # a backslash may be part of a name
+    table['path'] = [f'photos\\{i}.png' for i in range(7)] + ['photos/7.png ']
+    table.loc[8] = 'photos\\8.png', 'bird 3'
+    data = listed(opt, tmp_path, table, index=False)
+    paths = [path for images in data.evaluation.values() for path in images.paths]
+    assert paths == [*(tmp_path / 'photos' / f'{i}.png' for i in range(8)), tmp_path / 'photos\\8.png']
+    assert '8 of 9 paths are read with / for backslashes, and without blanks' in capsys.readouterr().out
+    found = photos.find([str(tmp_path / 'list.csv')])
+    assert found == [str(path) for path in paths] and '8 of 9 paths' in capsys.readouterr().err
+
+
+def test_folders_whose_names_differ_by_blanks_or_capitals(opt, tmp_path, capsys):
+    folders_of(tmp_path, ['train/owl', 'train/lynx', 'test/owl ', 'test/Lynx', 'test/crow'])
+    data = select(opt, tmp_path)
+    assert classes_by_split(data) == {'train': ['lynx', 'owl'], 'test': ['Lynx', 'crow', 'owl ']}
+    assert (f'Note: --source_path {tmp_path}: these labels are different classes, although they are one number, or '
+            "differ in capitals or blanks only: Lynx and lynx, owl and 'owl '\n") in capsys.readouterr().out
 
 
 # Evaluation on changed data
