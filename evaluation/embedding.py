@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from evaluation.ranking.neighbours import Search
 from utilities import exchange, processes, stopping
+from utilities.device import full_float32
 from utilities.errors import RunFailed
 from utilities.files import atomic
 from utilities.image_size import scaled
@@ -45,16 +46,18 @@ def embed_batch(network, images, views=()):
     """
     How images are embedded in evaluation, by Evaluate_Network.py, in an index and its queries, by torch.hub's network
     and, without views, by a teacher: images as in network_outputs() -> embeddings [B, D] and pooled features [B, F],
-    the means over the images and their --eval_views, which the network gets one after the other.
+    the means over the images and their --eval_views, which the network gets one after the other. Float32 is computed in
+    full precision, also where a GPU trains in TF32.
 
     A change belongs here, and acts in all of them.
     """
-    outputs = network_outputs(network, images)
     further = [view for view in views if view != 1]
-    for view in further:
-        of_view = network_outputs(network, seen(images, view, network))
-        outputs = [total + own for total, own in zip(outputs, of_view, strict=True)]
-    return [total / (1 + len(further)) for total in outputs]
+    with full_float32():
+        outputs = network_outputs(network, images)
+        for view in further:
+            of_view = network_outputs(network, seen(images, view, network))
+            outputs = [total + own for total, own in zip(outputs, of_view, strict=True)]
+        return [total / (1 + len(further)) for total in outputs]
 
 
 def seen(images, view, network):
@@ -109,7 +112,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     for batch, _, indices in stopping.checked(bar):
         if images.kept and not isinstance(batch, Batch):
             batch = Batch(images, indices, batch)
-        with precision:
+        with precision, full_float32():
             found = embed_batch(model, batch, opt.eval_views)
             norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before normalisation
         embedded = found[int(features)]
@@ -130,10 +133,12 @@ def embed(opt, model, images, name, features=False, autocast=None):
 
 
 @torch.inference_mode()
+@full_float32()
 def independent_of_batch(opt, model, images):
     """
-    Whether the kept features of an ImageSet equal, to the last bit, the features the network computes in training.
-    Two batches are compared: the last images in reversed order, and images from the whole set.
+    Whether the kept features of an ImageSet equal, to the last bit, the features the network computes in the batches of
+    training, at the precision of evaluation. Two batches are compared: the last images in reversed order, and images
+    from the whole set.
     """
     model.eval()
     n_pieces = math.ceil(opt.bs / (opt.micro_bs or opt.bs))
