@@ -1,7 +1,7 @@
 """Records of runs, from run folders or W&B -> tables (LaTeX, Markdown, CSV) and figures. --help is the manual."""
 import sys
 
-from utilities import command_line
+from flags import command_line
 from utilities.errors import UserError, exit_code
 
 

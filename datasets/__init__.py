@@ -78,7 +78,7 @@ def select(opt, input_size):
         table = without_bad_images(table)
     read = reader(table)
     if splits.scheme(opt, table) != 'predefined':
-        table = replace(table, parts=None)                   # or else queries would be compared with the gallery only
+        table = replace(table, parts=None, roles=None)       # or else queries would be compared with the gallery only
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation, read) for name, chosen in split.items()}
     labelled = each_its_own_class(table) if opt.unsupervised else at_level(table, opt)

@@ -1,4 +1,4 @@
-"""Reads the size of image files, and decodes their pixels when they are needed, at reduced size if that is enough."""
+"""Reads the size of image files, and decodes their pixels when they are needed."""
 import contextlib
 import functools
 import importlib.util
@@ -42,15 +42,14 @@ class Photo:
     An image whose pixels are decoded when they are needed; np.asarray gives all of them.
 
     height, width: in pixels, upright.
-    decode: scale (1, 2, 4 or 8) -> uint8 [ceil(height / scale), ceil(width / scale), 3], or [height, width, 3] if the
-            image cannot be decoded at this scale; for a grey image, the last dimension may be 1.
+    decode: () -> uint8 [height, width, 3]; for a grey image, the last dimension may be 1.
     """
     height: int
     width: int
     decode: Callable
 
     def __array__(self, dtype=None, copy=None):
-        return np.array(self.decode(1), dtype, copy=copy)
+        return np.array(self.decode(), dtype, copy=copy)
 
 
 @contextlib.contextmanager
@@ -227,26 +226,25 @@ def upright_size(path):
 def open_photo(path, whites=None):
     """
     The Photo at `path`, with the pixels of read_upright; whites: as in upright(). Raises UserError like read_upright,
-    either here or when the Photo is decoded. Upright JPEG files are decoded later, at any scale; all others here.
+    either here or when the Photo is decoded. Upright JPEG files are decoded later, all others here.
     """
     with named(path):
         file = io.BytesIO(Path(path).read_bytes())
         with opened(file) as image:
-            if not can_be_reduced(image):
+            if not is_upright_jpeg(image):
                 pixels = channels_last(upright(image, whites))
-                return Photo(*pixels.shape[:2], lambda scale: pixels)
+                return Photo(*pixels.shape[:2], lambda: pixels)
             width, height = image.size
 
-    def decode(scale):
+    def decode():
         with named(path), opened(file) as image:
-            image.draft(image.mode, (width // scale, height // scale))
             return channels_last(upright(image))
 
     return Photo(height, width, decode)
 
 
-def can_be_reduced(image):
-    """Whether an opened PIL image is an upright JPEG image in RGB or L."""
+def is_upright_jpeg(image):
+    """Whether an opened PIL image is a JPEG image in RGB or L that EXIF does not rotate."""
     is_jpeg = image.format in ('JPEG', 'MPO') and image.mode in ('RGB', 'L')
     return is_jpeg and image.getexif().get(ExifTags.Base.Orientation, 1) == 1
 

@@ -12,9 +12,9 @@ import torch
 import architectures
 import optimization
 import parameters
+from flags import command_line
 from tuning import experiment_folder, experiment_images, experiment_losses
 from tuning.experiment_folder import ANY, CLASS, NUMBER, SWITCH, TEXT, TEXTS, WHOLE, WHOLES
-from utilities import command_line
 from utilities.errors import UserError
 
 DATASETS = {'CUB200': 'cub200', 'Cars196': 'cars196', 'StanfordOnlineProducts': 'online_products'}

@@ -132,7 +132,7 @@ def test_a_csv_file(opt, tmp_path, capsys):
     assert list(data.evaluation) == ['train', 'val', 'test'] and data.evaluation['test'].is_query.sum() == 2
     for content, sentence in (('a,b\n1,2', 'expected a header with the columns path,label'), ('', 'found no row'),
                               ('path,label\nx.png,', 'line 2: path and label must not be empty'),
-                              ('path,label,split\nx.png,a,dev', 'and split must be one of train, val, test'),
+                              ('path,label,split\nx.png,a,dev', 'split must be one of train, .*, distractor, not dev'),
                               ('path,label\n0.png,a\n1.png,b, c', 'list.csv, line 3: more fields than the header')):
         file.write_text(content)
         with pytest.raises(UserError, match=sentence):
