@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from datasets import boxes
 from datasets.base import ImageTable, check_names
-from utilities.command_line import shortened
+from flags.command_line import shortened
 from utilities.errors import UserError
 
 ROLES = ('is_query', 'is_gallery')
