@@ -72,7 +72,6 @@ class ImageSet(torch.utils.data.Dataset):
     class_names: the classes, sorted.
     superclasses: the super-class of each class, or None; levels: this list, then such lists of coarser super-classes.
     transform:   a pipeline.Pipeline.
-    read:        path or Box -> decoding.Photo: boxes.open_photo, or a function that knows more of the data set.
     is_query:    None if every image is a query and all others are its gallery; else bool [N]: True for the queries,
                  False for their gallery.
     in_gallery:  None, or bool [N]: the gallery, where queries are in it, too.
@@ -81,12 +80,11 @@ class ImageSet(torch.utils.data.Dataset):
     features:    None, or the features.FixedFeatures with the features that take the images' place.
     """
 
-    def __init__(self, table, chosen, transform, read=boxes.open_photo):
+    def __init__(self, table, chosen, transform):
         table = table.keep(chosen)
         self.paths = table.paths
         self.sources = table.sources
         self.transform = transform
-        self.read = read
         self.features = None
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
         self.class_names = names.tolist()
@@ -158,7 +156,7 @@ class ImageSet(torch.utils.data.Dataset):
         index, seed = as_pair(item)
         with restored_generators(seed is not None):
             seed_generators(seed)
-            image = self.transform(self.read(self.sources[index]))
+            image = self.transform(boxes.open_photo(self.sources[index]))
         return image, int(self.labels[index]), int(index)
 
     def loaded(self, items):
@@ -174,7 +172,7 @@ class ImageSet(torch.utils.data.Dataset):
         with restored_generators(any(seed is not None for _, seed in items)):
             for start in range(0, len(items), AHEAD):
                 group = items[start:start + AHEAD]
-                photos = [self.read(self.sources[index]) for index, _ in group]
+                photos = [boxes.open_photo(self.sources[index]) for index, _ in group]
                 sampled = []
                 for photo, (_, seed) in zip(photos, group, strict=True):
                     seed_generators(seed)

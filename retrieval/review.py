@@ -132,8 +132,7 @@ def embed_photos(place, run, flags):
         table = datasets.without_bad_images(table)
         if not table.paths:
             raise UserError(f'{place}: no image can be read')
-    images = ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1],
-                      datasets.reader(table))
+    images = ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1])
     embedded = evaluation.embed(opt, model, images, 'photos', opt.eval_features, opt.eval_autocast)
     return evaluation.as_evaluated(opt, {'photos': embedded})
 
