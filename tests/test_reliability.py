@@ -598,7 +598,7 @@ from tests.test_reliability import services
 from records import backends
 finish = main.finish
 def freezing(*arguments):
-    backends.LIMIT = 6                                              # from here on; the service starts slowly
+    backends.LIMIT = 2                                              # from here on; the service starts slowly
     for service in services():
         os.kill(service, signal.SIGSTOP)
         print('frozen', service)
