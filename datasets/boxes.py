@@ -186,9 +186,9 @@ def upright_sizes(paths):
     return [found[path] for path in paths]
 
 
-def open_photo(source, whites=None):
+def open_photo(source):
     """As decoding.open_photo; for a Box, the Photo of this part. Raises UserError if the box exceeds the image."""
-    photo = decoding.open_photo(image_path(source), whites)
+    photo = decoding.open_photo(image_path(source))
     return cropped(photo, source) if isinstance(source, Box) else photo
 
 

@@ -3,7 +3,7 @@ Augmentations: the training and the evaluation transforms of images, for a `size
 
 Each function imports torchvision itself, which takes as long as torch, so that flags are read without it.
 """
-from utilities.command_line import shown
+from flags.command_line import shown
 from utilities.errors import UserError, choose
 from utilities.image_size import scaled, sides
 

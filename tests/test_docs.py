@@ -24,11 +24,11 @@ import parameters
 import Result_Evaluations
 import retrieval
 import Retrieve_Images
+from flags import command_line
 from retrieval import server
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, published, rows_of
 from tests.test_structure import PAGES, copied, run_in, with_the_parts_of_the_page
-from utilities import command_line
 
 PARSERS = {module.__name__: module.build for module in (Evaluate_Ensemble, Hyperparameter_Search, Launch_Runs,
                                                         Result_Evaluations, Retrieve_Images)}

@@ -10,8 +10,8 @@ import torch
 import batch_mining
 import configuration
 import criteria
-import effects
 import parameters
+from configuration import effects
 from tests.helpers import ROOT
 from utilities import namespace
 

@@ -382,7 +382,7 @@ def test_a_fresh_process_keeps_its_own_packages_and_needs_torch_only(tmp_path):
     assert done.returncode == 0, done.stderr
     imported, whose = done.stdout.splitlines()
     private = re.sub(r'\W', '_', str(ROOT))
-    folders = ('criteria', 'batch_mining', 'datasampler', 'utilities')
+    folders = ('criteria', 'batch_mining', 'datasampler', 'flags', 'utilities')
     assert eval(imported) == {f'hub_{private}_{folder}' for folder in folders}
     assert whose == 'yours yours yours'
 

@@ -3,9 +3,9 @@ import re
 from pathlib import Path
 
 import parameters
+from flags import command_line, method_flags
 from launching import script
 from tests.criteria.cases import PUBLISHED
-from utilities import command_line, method_flags
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / 'docs' / 'losses.md').read_text()

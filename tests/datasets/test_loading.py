@@ -3,8 +3,6 @@ import functools
 import multiprocessing
 import os
 import random
-import re
-import shutil
 import socket
 import time
 from multiprocessing.reduction import DupFd
@@ -16,8 +14,8 @@ from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
 import datasets
-from datasets import base, decoding, pipeline, transforms
-from tests.helpers import ROOT, manual_seed
+from datasets import base, boxes, decoding, pipeline, transforms
+from tests.helpers import manual_seed
 from utilities import errors
 from utilities.errors import UserError, WorkerLost
 from utilities.loading import (
@@ -254,26 +252,12 @@ def test_a_truncated_photo_is_named(tmp_path, opt):
             transforms.select(opt(), 32)[0](decoding.open_photo(tmp_path / name))
 
 
-def test_the_lines_that_make_small_copies(photos, tmp_path, monkeypatch):
-    """The lines in docs/data.md, on JPEG files of every kind: upright, of 256 pixels or more, and alike."""
-    code, = re.findall(r'```python\n(import pathlib\n.*?)```', (ROOT / 'docs' / 'data.md').read_text(), re.DOTALL)
-    shutil.copytree(tmp_path, tmp_path / 'Datasets' / 'small', ignore=shutil.ignore_patterns('Datasets'))
-    monkeypatch.chdir(tmp_path)
-    exec(code, {})
-    for path in photos:
-        if path.suffix == '.jpg':
-            copy, expected = base.read_image(tmp_path / 'Datasets' / 'small' / path.name), base.read_image(path)
-            assert min(copy.size) == 256, path
-            difference = np.asarray(copy.resize(expected.size), int) - np.asarray(expected, int)
-            assert abs(difference).mean() < 8, path
-
-
-def test_without_data_workers_none_was_killed(patterns, opt):
+def test_without_data_workers_none_was_killed(patterns, opt, monkeypatch):
     data = datasets.select(opt(dataset='folder', source_path=str(patterns)), 16).train
 
     def read(source):
         raise FileNotFoundError(2, 'No such file or directory', 'pixels')
-    data.read = read
+    monkeypatch.setattr(boxes, 'open_photo', read)
     loader = TrainingLoader(opt(iterations_per_epoch=1, kernels=0), data, [[0]])
     with pytest.raises(FileNotFoundError, match='pixels'):
         next(iter(loader.epoch(1)))

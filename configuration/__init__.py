@@ -9,11 +9,11 @@ import datasets
 import evaluation
 import optimization
 import parameters
-import resuming
 from architectures import embedding_layer
+from configuration import resuming
+from flags import command_line
+from flags.command_line import given, known, mappings, merged, read_config, tokens
 from records import checkpoint, published, run_folder
-from utilities import command_line
-from utilities.command_line import given, known, mappings, merged, read_config, tokens
 from utilities.errors import UserError
 from utilities.namespace import Flags
 
