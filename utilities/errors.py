@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
-from utilities import stopping
+from . import stopping  # relative: hubconf.py loads this file under another package's name
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
