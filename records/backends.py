@@ -65,7 +65,8 @@ def note(name, what, problem, folder):
 
 def origin(config):
     """The entries of config.yaml that W&B and Comet get beside the flags."""
-    return {name: config[name] for name in ('command', 'test_hash', 'test_images_hash', 'merged') if name in config}
+    names = ('command', 'test_hash', 'test_images_hash', 'merged', 'other_data')
+    return {name: config[name] for name in names if name in config}
 
 
 class TensorBoard:
