@@ -62,8 +62,7 @@ def make(opt, settings, arguments, description, chosen, files, is_same):
               'git_commit': git_commit(), 'split_hash': description['hash'],
               'test_hash': test.get('hash'), 'test_images_hash': test.get('images_hash'),
               'image_hashes': description['image_hashes'], 'run_id': uuid.uuid4().hex[:8]}
-    if 'splits_file' in description:
-        config['splits_file'] = description['splits_file']
+    config |= {name: description[name] for name in ('splits_file', 'other_data') if name in description}
     if files:
         config['files'] = files
     config |= {'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}

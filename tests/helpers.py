@@ -22,6 +22,7 @@ import datasampler
 import Evaluate_Network
 import main
 from records import checkpoint
+from utilities.machine import accelerator
 
 if sys.platform == 'linux':
     from tests import fork_server
@@ -29,6 +30,7 @@ else:
     fork_server = None
 
 ROOT = Path(__file__).parents[1]
+GPU = accelerator()                                              # 'cuda', 'sim' on the simulated accelerator, or None
 # without a GPU, torch.manual_seed notes the stack in order to seed one later, which takes longer than a small loss
 manual_seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 

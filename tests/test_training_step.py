@@ -25,7 +25,7 @@ from architectures.embedding_network import Backbone, EmbeddingNetwork
 from benchmarks.measure import peak_memory
 from records import checkpoint
 from records.trace import Trace
-from tests.helpers import assert_resumes_exactly, executing, folder_of, with_blocks
+from tests.helpers import GPU, assert_resumes_exactly, executing, folder_of, with_blocks
 from tests.shared_batches import (
     IN_FLOAT32,
     LOSSES,
@@ -689,26 +689,29 @@ def test_a_parameter_of_two_optimizers_is_refused(asks_for_all, monkeypatch):
 
 # On GPUs
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs an NVIDIA GPU')
-
-
-@needs_gpu
-@pytest.mark.parametrize('flags', ['', '--amp bfloat16 --compile', '--amp float16', '--compile --micro_bs 5',
-                                   '--clip_grad 1 --amp float16 --micro_bs 5'])
+@pytest.mark.gpu
+@pytest.mark.parametrize('flags', [
+    '', pytest.param('--amp bfloat16 --compile', marks=pytest.mark.gpu('cuda')), '--amp float16',
+    pytest.param('--compile --micro_bs 5', marks=pytest.mark.gpu('cuda')), '--clip_grad 1 --amp float16 --micro_bs 5'])
 def test_runs_on_a_gpu(flags, quick, run, tmp_path):
+    """Also what has been compiled goes on, on the CPU without compiling, which would take longer than all the rest."""
     arguments = [*quick, '--device', 'cuda', *flags.split()]
-    assert run(*arguments, '--n_epochs', '1') == 0
-    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
-    assert run('--resume', folder_of(tmp_path), '--n_epochs', '3', '--device', 'cpu') == 0
+    with inductor.patch(compile_threads=1):                            # others are processes that import torch
+        assert run(*arguments, '--n_epochs', '1') == 0
+        assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
+    moved = ['--n_epochs', '3', '--device', 'cpu', '--compile', 'false']
+    assert run('--resume', folder_of(tmp_path), *moved) == 0
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_a_gpu_computes_the_gradients_of_the_cpu_in_pieces():
     flags = '--micro_bs 3 --loss proxyanchor --batch_mining none --optim sgd --iterations_per_epoch 1 --n_epochs 1'
-    on_cpu, on_gpu = (train(flags, torch.float32, device)['gradients'] for device in ('cpu', 'cuda'))
+    with device.full_float32():
+        on_cpu, on_gpu = (train(flags, torch.float32, where)['gradients'] for where in ('cpu', GPU))
     assert_near(on_cpu, {name: gradient.cpu() for name, gradient in on_gpu.items()}, 1e-3)
 
 
+@pytest.mark.gpu('cuda')
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two NVIDIA GPUs')
 def test_batch_norm_is_synchronised_on_two_gpus(tmp_path):
     flags = '--loss proxyanchor --batch_mining none --optim sgd --lr 0.01 --iterations_per_epoch 5 --n_epochs 1'

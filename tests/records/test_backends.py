@@ -94,6 +94,36 @@ def test_wandb_holds_log_csv_also_after_resume(quick, run, tmp_path, monkeypatch
     assert_holds(wandb_of(folder), folder)
 
 
+def test_a_sweep_that_does_not_pass_its_values_on_is_a_note(quick, run, tmp_path, monkeypatch, capsys):
+    """As the agent of a sweep starts a command without ${args}: the values come in a file that W&B reads."""
+    pytest.importorskip('wandb')
+    (tmp_path / 'sweep.yaml').write_text('wandb_version: 1\nlr:\n  value: 0.5\nbs:\n  value: 12\n')
+    monkeypatch.setenv('WANDB_SWEEP_ID', 'abc')
+    monkeypatch.setenv('WANDB_SWEEP_PARAM_PATH', str(tmp_path / 'sweep.yaml'))
+    arguments = [*quick, '--n_epochs', '0', '--evaluation_metrics', 'e_recall@1', '--log_online']
+    assert run(*arguments) == 0
+    note = 'Note: W&B records --lr 0.5, but the run trains with --lr 0.001: the command of a sweep needs ${args}'
+    assert note in capsys.readouterr().out
+    assert run(*arguments, '--lr', '0.5') == 0 and 'W&B records' not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('mode', ['disabled', 'dryrun', 'offline'])
+def test_the_mode_of_wandb_is_said_and_no_server_is_asked(mode, quick, run, tmp_path, monkeypatch, capsys):
+    """dryrun is W&B's older name of offline; disabled writes nothing either."""
+    pytest.importorskip('wandb')
+    monkeypatch.setenv('WANDB_MODE', mode)
+    monkeypatch.setattr(backends.urllib.request, 'urlopen', None)
+    assert run(*quick, '--n_epochs', '0', '--evaluation_metrics', 'e_recall@1', '--log_online', '--wandb_key',
+               's' * 40) == 0
+    out = capsys.readouterr().out
+    if mode == 'disabled':
+        assert 'Note: W&B gets no records, since WANDB_MODE is disabled.' in out
+        assert not (folder_of(tmp_path) / 'wandb').exists()
+    else:
+        assert f'W&B runs offline (WANDB_MODE is {mode}). To upload' in out
+        assert len(wandb_files.offline_files(folder_of(tmp_path))) == 1
+
+
 def test_a_run_killed_after_logging_has_no_epoch_twice_and_none_less(quick, tmp_path):
     """The process kills itself after an epoch was logged and before its checkpoint was written."""
     pytest.importorskip('wandb')
