@@ -86,8 +86,7 @@ def test_wandb_holds_log_csv_also_after_resume(quick, run, tmp_path, monkeypatch
     assert {'train/active_share', 'lr/backbone', 'train/grad_norm'} <= set(history[1])
     content = file.read_bytes()
     assert {*re.findall(rb'own/picture_(\d)_', content)} == {b'0', b'1'}                # by epoch
-    assert all(name in content for name in (b'test/rho_spectrum@0', b'"histogram"', b'gradients/embedding',
-                                            b'distances/test, same class', b'retrieval/test'))
+    assert all(name in content for name in (b'test/rho_spectrum@0', b'"histogram"', b'retrieval/test'))
     assert list(folder.glob('wandb/offline-run-*/files/media/images/retrieval/test*.png'))
     time.sleep(1)                                             # W&B names its folders after the second
     assert run('--resume', folder, '--n_epochs', '2') == 0
@@ -172,7 +171,7 @@ def test_results_from_wandbs_offline_folders_are_those_of_log_csv_and_of_a_cut_o
     assert (tmp_path / 'runs.csv').read_text() == (tmp_path / 'copied.csv').read_text()
     file, = wandb_files.offline_files(tmp_path / 'copied' / '1')
     data, rows = file.read_bytes(), numbers_of(folder)
-    for share in (.5, .7, .9):
+    for share in (.8, .87, .95):
         file.write_bytes(data[:int(len(data) * share)])
         run_read, = wandb_runs.read_offline([file])
         assert run_read.state.startswith('unfinished: ') and len(run_read.rows) < 3
@@ -267,17 +266,4 @@ def test_tensorboard_holds_log_csv_also_after_resume(quick, run, tmp_path):
         assert [step for step, _ in points] == [epoch for epoch, _ in wanted]
         assert [value for _, value in points] == pytest.approx([value for _, value in wanted], rel=1e-6, nan_ok=True)
     assert [event.step for event in events.Histograms('test/rho_spectrum@0')] == list(rows)
-    groups = {name.partition('/')[0] for name in events.Tags()['histograms']}
-    assert groups == {'test', 'train', 'distances', 'gradients'}
-    kinds = [f'distances/{split}, {kind} class{"es" * (kind == "different")}' for split in ('train', 'test')
-             for kind in ('same', 'different')]
-    for name in kinds:
-        assert [event.step for event in events.Histograms(name)] == list(rows)
-        assert all(0 <= event.histogram_value.min <= event.histogram_value.max <= 2.001
-                   for event in events.Histograms(name))
-    blocks = [name for name in events.Tags()['histograms'] if name.startswith('gradients/')]
-    assert 'gradients/embedding' in blocks and len(blocks) > 2
-    for name in blocks:                                       # the untrained network has none
-        assert [event.step for event in events.Histograms(name)] == [epoch for epoch in rows if epoch]
-        assert any(event.histogram_value.max > 0 for event in events.Histograms(name))
     assert [event.step for event in events.Images('retrieval/test')] == [1, 2]
