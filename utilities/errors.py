@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
-from . import stopping  # relative: hubconf.py loads this file under another package's name
+from .stopping import check  # relative: hubconf.py loads this file under another package's name
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
@@ -143,7 +143,7 @@ def explained(needs_less=NEEDS_LESS):
         yield
     except (RuntimeError, MemoryError) as error:
         if LOST_WORKER.match(str(error)):
-            stopping.check()                                 # schedulers send SIGTERM to the data workers as well
+            check()                                          # schedulers send SIGTERM to the data workers as well
             raise WorkerLost from None
         if SHARED_MEMORY.search(str(error)):
             raise RunFailed('The shared memory of this machine, /dev/shm, is full, by which data workers hand over '
