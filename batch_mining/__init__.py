@@ -17,7 +17,7 @@ from batch_mining import (
     semihard,
     softhard,
 )
-from utilities import pml, public
+from utilities import pml
 from utilities.errors import UserError, choose, named_flags, undeclared_flags
 from utilities.loss_sums import parts
 
@@ -52,11 +52,7 @@ def build(opt, pml_arguments):
     if opt.batch_mining.startswith(pml.PREFIX):
         return pml.BatchMiner(opt, pml_arguments)
     module = choose(BATCHMINERS, opt.batch_mining, '--batch_mining')
-    if module is None:
-        return None
-    if not hasattr(module, 'FLAGS'):                              # a file of the public code
-        opt = public.with_public_margin(opt)
-    return module.BatchMiner(opt)
+    return module and module.BatchMiner(opt)
 
 
 class Miners(list):

@@ -25,7 +25,7 @@ from criteria import (
 from criteria.weighted_sum import WeightedSum
 from utilities import pml, public, torch_losses
 from utilities.errors import UserError, choose
-from utilities.loss_sums import Miner, finished, fitted, names_taken, parts
+from utilities.loss_sums import COSTLY, Miner, finished, fitted, names_taken, parts
 from utilities.namespace import changed, note
 from utilities.parameter_groups import own_groups
 
@@ -176,12 +176,10 @@ def build_loss(opt, miner):
     loss = criteria.CRITERIA[opt.loss]
     if getattr(loss, 'REQUIRES_CRITERIA', False):
         built = loss.Criterion(opt, nested_builder(opt, miner))
-    elif public.is_criterion(loss):
-        built = public.criterion(loss, opt, miner)
     elif miner is None:
         built = loss.Criterion(opt)
     else:
-        built = loss.Criterion(opt, miner)
+        built = loss.Criterion(opt, miner if hasattr(loss, 'FLAGS') else public.MinerOfLists(miner))
     built.needs_pairs = loss.REQUIRES_BATCHMINER or not built.state_dict()
     return finished(built)
 
@@ -203,22 +201,6 @@ def nested_builder(opt, miner):
             batchminer = type(batchminer)(own)
         return build(own, batchminer, wrappers)
     return build_nested
-
-
-def build_inside_public_code(name, opt, to_optim=None, batchminer=None):
-    """
-    The loss `name` for a criterion of the public code that contains it. With to_optim, a list of optimizer groups:
-    (criterion, to_optim with its groups).
-    """
-    choose(criteria.CRITERIA, name, 'criteria.select:')
-    own = {'loss': name}
-    if isinstance(batchminer, public.MinerOfLists):                # from batchminer.select, or the outer criterion's
-        own['batch_mining'] = batchminer.name
-        batchminer = batchminer.miner.batchminer
-    criterion = build(changed(opt, **own), batchminer, wrappers=[])
-    if to_optim is None:
-        return criterion
-    return criterion, to_optim + criteria.parameter_groups(criterion)
 
 
 def check_inputs(opt, criterion):
@@ -266,7 +248,7 @@ def add_inner_log(wrapper, arguments, loss):
 
 def inputs(criterion):
     """The COSTLY inputs that a criterion and those inside it ask for."""
-    return {name for module in criterion.modules() for name in getattr(module, 'takes', ()) if name in public.COSTLY}
+    return {name for module in criterion.modules() for name in getattr(module, 'takes', ()) if name in COSTLY}
 
 
 def needs_pairs(criterion):
