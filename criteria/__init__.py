@@ -51,11 +51,10 @@ from criteria import (
 )
 from criteria.wrapping import (  # noqa: F401
     check_miner,
+    has_own_distance,
     inputs,
     needs_pairs,
     takes_miner,
-    with_nested_losses,
-    with_used_miners,
 )
 from utilities.errors import named_flags, undeclared_flags
 from utilities.parameter_groups import optimizers, parameter_groups  # noqa: F401
