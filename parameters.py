@@ -39,6 +39,7 @@ from flags.command_line import (
     yaml_mapping,
 )
 from utilities import namespace
+from utilities.errors import UserError
 from utilities.machine import DEVICES
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
@@ -49,6 +50,21 @@ main.py --help all            every flag
 docs/run_folder.md says more."""
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
+# Files with FLAGS, for which the public code of Roth et al. has files of the same name
+OF_THE_PUBLIC_CODE = {
+    'criteria': 'angular arcface contrastive histogram lifted margin multisimilarity npair proxynca quadruplet snr '
+                'softmax softtriplet triplet',
+    'batch_mining': 'distance parametric rho_distance semihard',
+    'datasampler': 'class_random_sampler d2_coreset_sampler fid_batchmatch_sampler greedy_coreset_sampler'}
+
+
+def require_flags(name, module):
+    """Raises UserError if a file of the public code has taken the place of one of this program's, which has FLAGS."""
+    package, _, file = getattr(module, '__name__', '').partition('.')
+    if file in OF_THE_PUBLIC_CODE.get(package, '').split() and not hasattr(module, 'FLAGS'):
+        raise UserError(f'{package}/{file}.py: this file of another program has taken the place of the file that '
+                        f'declares the flags of {name}. Bring that one back, call yours public_{file}.py, and add '
+                        f"'public_{name}': public_{file} to the registry in {package}/__init__.py")
 
 
 def add_methods(add, switch, start, registry, shared=None):
@@ -61,6 +77,7 @@ def add_methods(add, switch, start, registry, shared=None):
     flags = {}
     users = {}
     for name, module in registry.items():
+        require_flags(name, module)
         own = method_flags.declared(module, start.format(name))
         flags |= own
         for flag in [*own, *getattr(module, 'USES', ())]:

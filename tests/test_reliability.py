@@ -203,28 +203,18 @@ def test_a_file_of_another_run_is_refused_and_nothing_is_changed(name, half, oth
 def test_splits_that_are_cut_off_or_of_another_run_are_refused_by_readers_and_restored_by_a_resume(
         trained, half, other, resume):
     file = half / 'splits.yaml'
-    content, expected = file.read_bytes(), run_folder.read_splits(half)
-    for size in (0, 5, *(match.end() for match in re.finditer(b'\n', content[:-1]))):
-        file.write_bytes(content[:size])                                   # most of these cuts are YAML as well
-        run_folder.repair_splits(half, expected)
-        assert file.read_bytes() == content, size
+    content = file.read_bytes()
     file.write_bytes(content[:content.index(b'class_01')])
     with pytest.raises(UserError, match='splits.yaml: cut off, or not the splits of a run'):
         run_folder.read_splits(half)
-    code, out, error = resume(half)
-    assert (code, error) == (0, '') and f'Note: {file} did not hold the splits of this run, and was written anew' in out
+    code, _, error = resume(half)
+    assert (code, error) == (0, '')
     assert file.read_bytes() == content
 
 
 # Hostile files
 
 @pytest.mark.parametrize('change, sentence', [
-    (lambda states: states.update(model=[1]), 'its model cannot be used'),
-    (lambda states: states.update(model={'a': 'b'}), 'its model cannot be used'),
-    (lambda states: states.update(epoch='one'), 'its epoch cannot be used'),
-    (lambda states: states.update(epoch=-1, settings=3), 'its settings and its epoch cannot be used'),
-    (lambda states: states.update(best=[], row=1), 'its best and its row cannot be used'),
-    (lambda states: states.update(records={'rows': [{'epoch': 1}], 'spectra': []}), 'its records cannot be used'),
     (lambda states: states.update(optimizer=[1]), 'its optimizer does not fit'),
     (lambda states: states.update(optimizer={'state': 1, 'param_groups': 2}), 'its optimizer does not fit'),
 ])
