@@ -25,6 +25,7 @@ from utilities import device, loss_sums, machine, pml, processes, torch_losses, 
 from utilities.errors import UserError, choose
 from utilities.files import cache_folder
 from utilities.image_size import sides, written
+from utilities.loading import evaluation_batches
 from utilities.namespace import changed, unnoted
 from utilities.randomness import preserved, seed_everything
 
@@ -106,7 +107,7 @@ def build(opt):
         start_from(opt, parts.model)
     elif not has_checkpoint(opt):
         fit_embedding(opt, parts)
-    parts.miner = batch_mining.select(criteria.with_used_miners(opt))
+    parts.miner = batch_mining.select(opt, criteria.takes_miner)
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
     check_pairs(unnoted(opt), parts.criterion)
@@ -346,30 +347,35 @@ def keep_evaluated_features(opt, parts):
     for split, images in data.evaluation.items():
         images.features = fixed
         if {*opt.eval_views} <= {1}:
-            keep(opt, model, images, split, evaluation.embed_batch, [range(len(images))[:opt.eval_bs or opt.bs]])
+            batches = [[*batch] for batch in evaluation_batches(opt, images)[0]]
+            keep(opt, model, images, split, batches, evaluation.embed_batch, batches[:1])
     return len(fixed) > 0
 
 
 def keep_training_features(opt, parts):
-    """The part of keep_features() for the training images. Returns whether features take their place."""
+    """
+    The part of keep_features() for the training images, in batches that are as large as those of the training. Returns
+    whether features take their place.
+    """
     n_images = len(parts.data.train)
     size = math.ceil(opt.bs / math.ceil(opt.bs / (opt.micro_bs or opt.bs)))              # of the largest piece
-    batches = [(torch.arange(size).flip(0) - size) % n_images, torch.linspace(0, n_images - 1, size).long()]
-    return keep(opt, parts.model, parts.data.train, 'train', evaluation.network_outputs,
-                [batch.tolist() for batch in batches])
+    batches = [[index % n_images for index in range(start, start + size)] for start in range(0, n_images, size)]
+    mixed = [(torch.arange(size).flip(0) - size) % n_images, torch.linspace(0, n_images - 1, size).long()]
+    return keep(opt, parts.model, parts.data.train, 'train', batches, evaluation.network_outputs,
+                [batch.tolist() for batch in mixed])
 
 
-def keep(opt, model, images, split, embedding, batches):
+def keep(opt, model, images, split, batches, embedding, compared):
     """
-    Adds pooled features to the FixedFeatures of an ImageSet, from the cache folder or computed now, if `embedding` of
-    features and of images is the same in these batches. Returns whether it is.
+    Adds pooled features to the FixedFeatures of an ImageSet, from the cache folder or computed now in these batches, if
+    `embedding` of features and of images is the same in the batches `compared`. Returns whether it is.
     """
-    file = features.file_of(opt, model, images)
+    file = features.file_of(opt, model, images, batches)
     rows = features.read(file, (len(images), model.n_features))
-    if rows is None or not evaluation.features_suffice(embedding, model, images, rows, batches):
-        rows = evaluation.pooled_features(opt, model, images, split)
+    if rows is None or not evaluation.features_suffice(embedding, model, images, rows, compared):
+        rows = evaluation.pooled_features(opt, model, images, batches, split)
         features.write(file, rows)
-        if not evaluation.features_suffice(embedding, model, images, rows, batches):
+        if not evaluation.features_suffice(embedding, model, images, rows, compared):
             return False
     images.features[images, repr(images.transform)] = features.FeatureSet(images, rows)
     return True
@@ -391,9 +397,9 @@ def ranking_criterion(opt, source, states):
     """The trained criterion in the `states` of a checkpoint if evaluation ranks by its distance; otherwise None."""
     try:
         with preserved():
-            criterion = criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt))).to(opt.device)
+            criterion = criteria.select(opt, batch_mining.select(opt, criteria.takes_miner)).to(opt.device)
     except UserError:                           # these data lack what the loss needs, such as super-classes
-        if ranks(opt):
+        if criteria.has_own_distance(opt):
             raise
         return None
     if not hasattr(criterion, 'ranking_embeddings'):
@@ -404,24 +410,6 @@ def ranking_criterion(opt, source, states):
         raise UserError(f'{source}: --loss {opt.loss} ranks by its own distance, and its class weights do not fit the '
                         'number of classes of these data; evaluate it on the data of its run') from None
     return criterion
-
-
-def ranks(opt):
-    """Whether evaluation ranks by a distance of the criterion."""
-    try:
-        return hasattr(draft(opt), 'ranking_embeddings')
-    except UserError:                           # such as a library that is missing here; its losses have no distance
-        return False
-
-
-def draft(opt):
-    """A criterion of these flags for two classes, built without data or network to look up its properties."""
-    known = {'device': torch.device('cpu'), 'n_classes': 2, 'superclasses': [[0], [0]], 'class_names': ['one', 'other'],
-             'class_counts': [2, 2], 'n_features': 2, 'n_maps': 2,
-             'class_weights': opt.class_weights and 'balanced'}         # a file names the classes of the data
-    opt = changed(opt, **known)
-    with preserved():
-        return criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
 
 
 def restore_network(opt, source):

@@ -125,12 +125,14 @@ def embed(opt, model, images, name, features=False, autocast=None):
 
 @torch.inference_mode()
 @full_float32()
-def pooled_features(opt, model, images, name):
-    """The pooled features [N, F] of an ImageSet, without --eval_views, in evaluation mode."""
+def pooled_features(opt, model, images, batches, name):
+    """The pooled features [N, F] of an ImageSet in evaluation mode, without --eval_views. batches: lists of indices."""
     model.eval()
-    loader = evaluation_loader(opt, images, evaluation_batches(opt, images)[0])
-    bar = tqdm(loader, desc=f'features of {name}', leave=False, disable=None)
-    return torch.cat([network_outputs(model, batch)[1].cpu() for batch, _, _ in stopping.checked(bar)])
+    rows = torch.empty(len(images), model.n_features)
+    bar = tqdm(evaluation_loader(opt, images, batches), desc=f'features of {name}', leave=False, disable=None)
+    for batch, _, indices in stopping.checked(bar):
+        rows[indices] = network_outputs(model, batch)[1].cpu()
+    return rows
 
 
 @torch.inference_mode()

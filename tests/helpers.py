@@ -47,11 +47,12 @@ def started(log, script, *arguments, **environment):
                                           start_new_session=True, env=os.environ | environment)
 
 
-def executing(folder, code, *arguments):
+def executing(folder, code, *arguments, **environment):
     """Starts `python -c code arguments` by started(); (process, file of its output, of its errors), in `folder`."""
     number = len(list(folder.glob('*.out')))
     out, errors = folder / f'{number}.out', folder / f'{number}.errors'
-    return started(out, ROOT / 'tests' / 'execute.py', errors, code, *arguments), out, errors
+    process = started(out, ROOT / 'tests' / 'execute.py', errors, code, *arguments, **environment)
+    return process, out, errors
 
 
 def executed(folder, code, *arguments, seconds=1200):

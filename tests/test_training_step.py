@@ -1,9 +1,12 @@
 """The training step: in pieces, by several processes, in mixed precision, compiled; compared with the plain one."""
 import argparse
+import contextlib
 import copy
 import functools
 import math
+import os
 import re
+import signal
 import time
 import traceback
 
@@ -25,7 +28,7 @@ from architectures.embedding_network import Backbone, EmbeddingNetwork
 from benchmarks.measure import peak_memory
 from records import checkpoint
 from records.trace import Trace
-from tests.helpers import GPU, assert_resumes_exactly, executing, folder_of, with_blocks
+from tests.helpers import GPU, assert_resumes_exactly, executing, folder_of, wait_for, with_blocks
 from tests.shared_batches import (
     IN_FLOAT32,
     LOSSES,
@@ -415,6 +418,61 @@ def test_the_two_passes_of_a_compiled_network_have_the_same_random_numbers(compi
     second = step.rows(images, 1)
     assert second.requires_grad and torch.allclose(first, second, atol=1e-6)
     assert not torch.allclose(first, other, atol=1e-2)
+
+
+# argv: what compiles, the compiler, and arguments of main.py
+COMPILING = """
+import sys
+from torch._inductor import config
+from utilities import device, stopping
+if sys.argv[1] == 'a step':
+    device.check_compiler = lambda device: None
+config.cpp.cxx = (sys.argv[2],)
+stopping.COMPILING = 1
+stopping.install()
+import main
+sys.exit(main.main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize('what, ending', [('the check', 'exec sleep 600'), ('a step', "trap '' TERM; exec sleep 600")])
+def test_a_signal_to_all_processes_ends_a_run_that_compiles(what, ending, quick, tmp_path):
+    """Also where the compiler goes on."""
+    compiler = tmp_path / 'compiler'
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *version*) echo g++; exit;; esac\ntouch {tmp_path}/begun\n{ending}\n')
+    compiler.chmod(0o755)
+    arguments = [*quick, '--compile', '--check_untrained_accuracy', 'false']
+    process, _, errors = executing(tmp_path, COMPILING, what, compiler, *arguments,
+                                   TORCHINDUCTOR_CACHE_DIR=str(tmp_path / 'compiled'))
+    try:
+        wait_for((tmp_path / 'begun').exists)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(10) == 130, errors.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert 'Traceback' not in errors.read_text()
+    assert (what == 'a step') == folder_of(tmp_path).exists()
+
+
+# The main thread computes in C++ for a minute, where Python calls no handler.
+IN_CPP = """
+import torch
+from utilities import stopping
+stopping.COMPILING = 0.1
+stopping.install()
+with stopping.compiling():
+    print('begun', flush=True)
+    torch.linalg.svd(torch.rand(5000, 5000))
+"""
+
+
+def test_a_signal_ends_a_process_whose_main_thread_waits_for_others(tmp_path):
+    process, out, errors = executing(tmp_path, IN_CPP)
+    wait_for(lambda: 'begun' in out.read_text())
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(10) == 130
+    assert 'Stopped while torch was compiling.' in out.read_text() + errors.read_text()
 
 
 def test_without_a_compiler_a_sentence_says_so(quick, run, tmp_path, monkeypatch, capsys):

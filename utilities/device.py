@@ -5,7 +5,7 @@ import warnings
 
 import torch
 
-from utilities import processes
+from utilities import processes, stopping
 from utilities.errors import UserError
 from utilities.machine import accelerator
 
@@ -62,7 +62,10 @@ def set_arithmetic(opt):
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = not deterministic
-    set_tf32(*(TF32 if opt.tf32 is None else (opt.tf32, opt.tf32)))
+    if opt.tf32 is None:
+        set_tf32(*TF32)
+    else:
+        set_tf32(opt.tf32, opt.tf32)
 
 
 def set_tf32(of_convolutions, of_products):
@@ -105,7 +108,8 @@ def check_precision(opt):
 def check_compiler(device):
     """Raises UserError if torch.compile does not work, as without a C++ compiler or, on a GPU, without Triton."""
     try:
-        torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
+        with stopping.compiling():
+            torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:                       # the compiler, Triton and torch raise errors of no common class
         reason = ' '.join(str(error).split())[:200]
         raise UserError(f'--compile: torch.compile does not work on this machine ({reason}); install a C++ compiler '
