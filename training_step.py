@@ -11,6 +11,7 @@ Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup, 2021, h
    same random numbers, and backpropagates the gradient through them.
 4. update: the gradients of the network are summed over the processes, and all take the same optimizer step.
 """
+import contextlib
 import functools
 import itertools
 import math
@@ -20,15 +21,16 @@ import torch.nn.functional as F
 
 import batch_mining
 import criteria
-import optimization
 from architectures import batch_norm
 from evaluation.embedding import embed_batch, network_outputs
-from optimization import existing_gradients, gradient_or_zeros, optimizer_parameters
-from utilities import device, exchange, processes
+from optimization import gradients
+from optimization.gradients import existing_gradients, gradient_or_zeros
+from optimization.groups import optimizer_parameters
+from records.trace import hard_pairs
+from utilities import device, exchange, processes, stopping
 from utilities.errors import UserError
 from utilities.loading import network_input
 from utilities.randomness import derive, seeded
-from utilities.trace import hard_pairs
 
 
 class TrainingStep:
@@ -56,6 +58,7 @@ class TrainingStep:
         # beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has its own graph,
         # so that a resumed run computes with the same graphs
         self.network = torch.compile(self.model, dynamic=False) if opt.compile else self.model
+        self.compiling = stopping.compiling if opt.compile else contextlib.nullcontext
         precision = None if opt.amp == 'none' else getattr(torch, opt.amp)
         self.autocast = functools.partial(torch.autocast, opt.device.type, precision, enabled=precision is not None)
         self.scaler = torch.amp.GradScaler(opt.device.type, enabled=opt.amp == 'float16')
@@ -72,9 +75,10 @@ class TrainingStep:
         """
         self.number = step
         labels, indices = self.begin(labels, indices)
-        outputs = self.embed(images)
-        loss = self.loss(outputs, labels=labels, indices=indices, step=step, epoch=epoch)
-        self.backward(loss, outputs)
+        with self.compiling():
+            outputs = self.embed(images)
+            loss = self.loss(outputs, labels=labels, indices=indices, step=step, epoch=epoch)
+            self.backward(loss, outputs)
         return outputs['batch'].detach(), self.update(loss)
 
     def begin(self, labels, indices):
@@ -193,11 +197,11 @@ class TrainingStep:
         finite.
         """
         loss = loss.detach().clone()
-        optimization.add_up(self.of_network, loss)
+        gradients.add_up(self.of_network, loss)
         norm = torch.nn.utils.get_total_norm(existing_gradients(self.of_network + self.of_criterion))
         exchange.copy_from_main([norm])                        # process 0's norm includes the criterion's gradients
-        norm, optimizers = optimization.unscale(self.scaler, self.optimizers, norm)
-        optimization.clip(self.opt, self.of_network + self.of_criterion, norm)
+        norm, optimizers = gradients.unscale(self.scaler, self.optimizers, norm)
+        gradients.clip(self.opt, self.of_network + self.of_criterion, norm)
         for optimizer in optimizers:
             self.scaler.step(optimizer)                                       # optimizer.step(), but for --amp float16
         self.scaler.update()

@@ -1,5 +1,4 @@
 """Data sets: images of classes, split into training classes and classes for evaluation."""
-import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,8 +18,6 @@ from datasets import (
     transforms,
 )
 from datasets.base import ImageSet, check_names, note_ignored, read_image
-from datasets.boxes import open_photo
-from datasets.decoding import deep_whites
 from utilities import stopping
 from utilities.errors import UserError, choose
 
@@ -76,19 +73,35 @@ def select(opt, input_size):
     training, evaluation = pipelines(opt, input_size)
     if opt.skip_bad_images:
         table = without_bad_images(table)
-    read = reader(table)
+    other_data = unlike_published(opt.dataset, table)
+    if other_data:
+        print(f'Note: --dataset {opt.dataset}: {other_data}')
     if splits.scheme(opt, table) != 'predefined':
-        table = replace(table, parts=None)                   # or else queries would be compared with the gallery only
+        table = replace(table, parts=None, roles=None)       # or else queries would be compared with the gallery only
     split = splits.split(opt, table)
-    sets = {name: ImageSet(table, chosen, evaluation, read) for name, chosen in split.items()}
+    sets = {name: ImageSet(table, chosen, evaluation) for name, chosen in split.items()}
     labelled = each_its_own_class(table) if opt.unsupervised else at_level(table, opt)
-    train = ImageSet(labelled, split.get('train', []), training, read)
+    train = ImageSet(labelled, split.get('train', []), training)
     description = splits.describe(sets) | {'image_hashes': splits.image_hashes(table, split)}
     if opt.splits:
         description['splits_file'] = splits.split_file.describe(opt)
+    if other_data:
+        description['other_data'] = other_data
     if opt.label_noise:
         description['label_noise'] = label_noise.apply(opt, train)
     return Data(train, sets, description)
+
+
+def unlike_published(dataset, table):
+    """How data under the name of a published set differ from it in numbers, as a sentence; '' where they do not."""
+    differences = []
+    for part, published in getattr(DATASETS[dataset], 'PUBLISHED', {}).items():
+        classes = [name for i, name in enumerate(table.classes) if part in ('all', table.parts and table.parts[i])]
+        if (len(classes), len({*classes})) != published:
+            name = '' if part == 'all' else f'{part} '
+            differences.append(f'{name}{len(classes):,} images of {len({*classes}):,} classes, not {published[0]:,} of '
+                               f'{published[1]:,}')
+    return f'{"; ".join(differences)}: results are not comparable with published ones' if differences else ''
 
 
 def each_its_own_class(table):
@@ -115,11 +128,6 @@ def pipelines(opt, input_size):
     """The (training, evaluation) pipelines of --dataset for images of the size `input_size`."""
     module = choose(DATASETS, opt.dataset, '--dataset')
     return transforms.select(opt, input_size, getattr(module, 'CHARACTERS', False))
-
-
-def reader(table):
-    """The function that reads an image of the table: path or Box -> Photo."""
-    return functools.partial(open_photo, whites=deep_whites(table.paths))
 
 
 def without_bad_images(table):

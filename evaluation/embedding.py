@@ -4,7 +4,6 @@ embed_batch() says how images are embedded wherever nothing is trained; embed() 
 """
 import hashlib
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,10 +14,10 @@ from tqdm import tqdm
 
 from evaluation.ranking.neighbours import Search
 from utilities import exchange, processes, stopping
+from utilities.device import full_float32
 from utilities.errors import RunFailed
 from utilities.files import atomic
 from utilities.image_size import scaled
-from utilities.kept_features import Batch
 from utilities.loading import Loader, evaluation_batches, evaluation_loader, network_input
 
 
@@ -26,35 +25,32 @@ def network_outputs(network, images, with_maps=False):
     """
     The network's embeddings [B, D], pooled features [B, F] and, if with_maps, feature maps for a batch of images.
 
-    images: [B, 3, H, W] as a loader gives them, on any device; or a kept_features.Batch of them. The features of a
-            Batch are looked up if they are kept, and otherwise computed, and kept if they may be.
+    images: [B, 3, H, W] as a loader gives them, on any device; or their pooled features [B, F], where the data set has
+            them, without maps.
     """
     device = network.mean.device
-    is_batch = isinstance(images, Batch)
-    features = images.features(network) if is_batch and not with_maps else None
-    if features is not None:
-        features = features.to(device)
+    if images.dim() == 2 and not with_maps:
+        features = images.to(device)
         return network.embedded(features), features
-    outputs = network(network_input(images, device), with_maps)
-    if is_batch:
-        images.keep(network, outputs[1])
-    return outputs
+    return network(network_input(images, device), with_maps)
 
 
 def embed_batch(network, images, views=()):
     """
     How images are embedded in evaluation, by Evaluate_Network.py, in an index and its queries, by torch.hub's network
     and, without views, by a teacher: images as in network_outputs() -> embeddings [B, D] and pooled features [B, F],
-    the means over the images and their --eval_views, which the network gets one after the other.
+    the means over the images and their --eval_views, which the network gets one after the other. Float32 is computed in
+    full precision, also where a GPU trains in TF32.
 
     A change belongs here, and acts in all of them.
     """
-    outputs = network_outputs(network, images)
     further = [view for view in views if view != 1]
-    for view in further:
-        of_view = network_outputs(network, seen(images, view, network))
-        outputs = [total + own for total, own in zip(outputs, of_view, strict=True)]
-    return [total / (1 + len(further)) for total in outputs]
+    with full_float32():
+        outputs = network_outputs(network, images)
+        for view in further:
+            of_view = network_outputs(network, seen(images, view, network))
+            outputs = [total + own for total, own in zip(outputs, of_view, strict=True)]
+        return [total / (1 + len(further)) for total in outputs]
 
 
 def seen(images, view, network):
@@ -107,9 +103,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     loader = evaluation_loader(opt, images, batches[processes.rank()], model)
     bar = tqdm(loader, desc=f'embed {name}', leave=False, disable=None)
     for batch, _, indices in stopping.checked(bar):
-        if images.kept and not isinstance(batch, Batch):
-            batch = Batch(images, indices, batch)
-        with precision:
+        with precision, full_float32():
             found = embed_batch(model, batch, opt.eval_views)
             norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before normalisation
         embedded = found[int(features)]
@@ -130,18 +124,34 @@ def embed(opt, model, images, name, features=False, autocast=None):
 
 
 @torch.inference_mode()
-def independent_of_batch(opt, model, images):
+@full_float32()
+def pooled_features(opt, model, images, batches, name):
+    """The pooled features [N, F] of an ImageSet in evaluation mode, without --eval_views. batches: lists of indices."""
+    model.eval()
+    rows = torch.empty(len(images), model.n_features)
+    bar = tqdm(evaluation_loader(opt, images, batches), desc=f'features of {name}', leave=False, disable=None)
+    for batch, _, indices in stopping.checked(bar):
+        rows[indices] = network_outputs(model, batch)[1].cpu()
+    return rows
+
+
+@torch.inference_mode()
+@full_float32()
+def features_suffice(embedding, model, images, rows, batches):
     """
-    Whether the kept features of an ImageSet equal, to the last bit, the features the network computes in training.
-    Two batches are compared: the last images in reversed order, and images from the whole set.
+    Whether embedding(model, batch) of the pooled features `rows` [N, F] of an ImageSet equals, to the last bit, that of
+    the images in these batches of indices, in full float32.
     """
     model.eval()
-    n_pieces = math.ceil(opt.bs / (opt.micro_bs or opt.bs))
-    size = math.ceil(opt.bs / n_pieces)
-    batches = [(torch.arange(size).flip(0) - size) % len(images), torch.linspace(0, len(images) - 1, size).long()]
-    loader = Loader(images, batch_sampler=[batch.tolist() for batch in batches], generator=torch.Generator())
-    return all(torch.equal(model(network_input(batch, opt.device))[1].cpu(), Batch(images, indices).features(model))
-               for batch, _, indices in loader)
+    for batch, _, indices in Loader(images, batch_sampler=batches, generator=torch.Generator()):
+        expected = embedding(model, batch)
+        try:
+            found = embedding(model, rows[indices])
+        except Exception:  # edits of an embedding that need pixels raise all kinds of exceptions on features
+            return False
+        if not all(torch.equal(*pair) for pair in zip(found, expected, strict=True)):
+            return False
+    return True
 
 
 def write(embedded, file):

@@ -8,8 +8,9 @@ import configuration
 import evaluation
 import parameters
 import parts
+from flags import command_line
 from retrieval import codes, export, open_set, pairs, reranking
-from utilities import command_line, processes
+from utilities import processes
 from utilities.errors import UserError, choose
 from utilities.namespace import changed
 

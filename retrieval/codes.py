@@ -10,13 +10,13 @@ import numpy as np
 import parts
 from evaluation import retrieval
 from evaluation.protocol import build_pool, embed_splits, split_of_pictures
+from evaluation.ranking.nearest_rows import exact
 from evaluation.ranking.neighbours import Search
 from retrieval import search
 from retrieval.unknown import containing_folder
 from utilities import processes
 from utilities.errors import UserError
 from utilities.files import require_writable, write_csv
-from utilities.nearest import exact
 from utilities.text_tables import aligned
 
 METRICS = {'e_recall@1': retrieval.precision_at_1, 'map_at_r': retrieval.map_at_r}

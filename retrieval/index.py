@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from evaluation.ranking.nearest_rows import faiss_or_none, nearest
 from retrieval import search, store, unknown, vote
 from retrieval.loading import load
 from utilities.errors import UserError
-from utilities.nearest import faiss_or_none, nearest
 
 QUERIES = 1024               # queries that are compared with the index at a time
 

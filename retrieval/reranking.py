@@ -14,12 +14,12 @@ import torch
 import parts
 from evaluation.metrics import compute, parse
 from evaluation.protocol import build_pool, embed_splits, splits_to_evaluate
+from evaluation.ranking.arrays import chunks
 from evaluation.ranking.neighbours import Search
 from evaluation.ranking.precision import on_the_sphere
+from flags.command_line import FRACTION, NOT_NEGATIVE, POSITIVE_INT
 from records.columns import Column
 from utilities import processes, stopping
-from utilities.arrays import chunks
-from utilities.command_line import FRACTION, NOT_NEGATIVE, POSITIVE_INT
 from utilities.errors import UserError, choose
 from utilities.text_tables import aligned
 

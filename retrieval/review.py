@@ -114,11 +114,12 @@ def embed_run(run, flags):
 
 def embed_photos(place, run, flags):
     """{'photos': Embedded} of labelled photos, by the network of `run`, or by the features of a pretrained backbone."""
-    table = labelled(Path(place))
-    datasets.check_names(table)
-    note_ignored(table.ignored)
     of_network = ['--evaluate', str(run)] if run else ['--eval_features', '--eval_normalize']
     opt = configuration.parse([*of_network, *flags])
+    are_of_run = not any(flag.startswith('--csv_columns') for flag in flags)
+    table = labelled(Path(place), () if are_of_run else opt.csv_columns)
+    datasets.check_names(table)
+    note_ignored(table.ignored)
     if opt.pca:
         raise UserError(f'--pca {opt.pca}: its components are fitted on the training images; give --pca 0')
     if run:
@@ -131,16 +132,18 @@ def embed_photos(place, run, flags):
         table = datasets.without_bad_images(table)
         if not table.paths:
             raise UserError(f'{place}: no image can be read')
-    images = ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1],
-                      datasets.reader(table))
+    images = ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1])
     embedded = evaluation.embed(opt, model, images, 'photos', opt.eval_features, opt.eval_autocast)
     return evaluation.as_evaluated(opt, {'photos': embedded})
 
 
-def labelled(place):
-    """The ImageTable of a CSV file, of `place`/images if there is such a folder, or of the class folders in `place`."""
+def labelled(place, columns=()):
+    """
+    The ImageTable of a CSV file (columns: of --csv_columns), of `place`/images if there is such a folder, or of the
+    class folders in `place`.
+    """
     if place.is_file():
-        return image_list.read(place, place.parent)
+        return image_list.read(place, place.parent, columns)
     if not place.is_dir():
         raise UserError(f'{place}: there is no such folder of photos, CSV file, run folder or checkpoint')
     table = folder.in_folders(place / 'images' if (place / 'images').is_dir() else place)

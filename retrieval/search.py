@@ -4,8 +4,8 @@ import contextlib
 import numpy as np
 from tqdm import tqdm
 
+from evaluation.ranking.nearest_rows import MORE, ROWS, exact, faiss_or_none, measured
 from utilities.errors import UserError
-from utilities.nearest import MORE, ROWS, exact, faiss_or_none, measured
 
 LARGE = 200_000              # number of images from which on an inverted file is tried
 N_QUERIES = 500              # queries that measure the recall
@@ -76,7 +76,7 @@ def add(index, factory, points):
 
 def nearest(index, gallery, queries, k):
     """
-    As utilities.nearest.nearest(), among the candidates of faiss's `index`; None where it finds fewer than k for a
+    As nearest_rows.nearest(), among the candidates of faiss's `index`; None where it finds fewer than k for a
     query, as where a query visits few cells.
     """
     rows = index.search(queries, min(max(k + MORE, CANDIDATES), len(gallery)))[1]

@@ -22,13 +22,15 @@ import datasampler
 import Evaluate_Network
 import main
 from records import checkpoint
+from utilities.machine import accelerator
 
 if sys.platform == 'linux':
-    from launching import fork_server
+    from tests import fork_server
 else:
     fork_server = None
 
 ROOT = Path(__file__).parents[1]
+GPU = accelerator()                                              # 'cuda', 'sim' on the simulated accelerator, or None
 # without a GPU, torch.manual_seed notes the stack in order to seed one later, which takes longer than a small loss
 manual_seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 
@@ -45,11 +47,12 @@ def started(log, script, *arguments, **environment):
                                           start_new_session=True, env=os.environ | environment)
 
 
-def executing(folder, code, *arguments):
+def executing(folder, code, *arguments, **environment):
     """Starts `python -c code arguments` by started(); (process, file of its output, of its errors), in `folder`."""
     number = len(list(folder.glob('*.out')))
     out, errors = folder / f'{number}.out', folder / f'{number}.errors'
-    return started(out, ROOT / 'tests' / 'execute.py', errors, code, *arguments), out, errors
+    process = started(out, ROOT / 'tests' / 'execute.py', errors, code, *arguments, **environment)
+    return process, out, errors
 
 
 def executed(folder, code, *arguments, seconds=1200):
@@ -196,6 +199,12 @@ def examples_alone(files, tmp_path, snippets=None):
     lines = [line.split() for line in out.splitlines() if len(line.split()) == 3]
     assert len(lines) == len(files), out + errors
     return {name: (int(attempted), int(failed)) for name, attempted, failed in lines}
+
+
+def flags_alone(opt):
+    """The flags {name: value} of a namespace whose values have a text that a program without our files can read."""
+    plain = (bool, int, float, str, list, type(None))
+    return {name: value for name, value in vars(opt).items() if isinstance(value, plain)}
 
 
 def published(registry):

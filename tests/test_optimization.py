@@ -9,6 +9,7 @@ import architectures
 import configuration
 import criteria
 import optimization
+from optimization import moving_average
 from records import checkpoint
 from tests.helpers import assert_resumes_exactly, folder_of, printed_metrics, rows_of
 from utilities.errors import UserError
@@ -243,7 +244,7 @@ def test_a_loss_without_parameters_needs_no_optimizer_of_its_own(opt):
 def test_the_average_is_that_of_a_loop(decay):
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    ema = optimization.MovingAverage(network, decay)
+    ema = moving_average.MovingAverage(network, decay)
     expected = {name: value.double() for name, value in network.state_dict().items()}
     optimizer = torch.optim.SGD(network.parameters(), lr=.05)
     for _ in range(5):

@@ -1,6 +1,5 @@
 """Data loaders whose batches do not depend on the number of workers."""
 import itertools
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -8,25 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
-from utilities import exchange, processes, stopping
+from utilities import exchange, processes
 from utilities.device import is_gpu
-from utilities.errors import WorkerLost
-from utilities.kept_features import Batch
+from utilities.errors import UserError
 from utilities.machine import n_cores
 from utilities.randomness import derive
-
-# When a data worker is killed, torch's signal handler would raise an error wherever the main process is at that moment:
-# while it starts a thread, or where exceptions are ignored. The loaders notice a killed worker by themselves.
-torch.utils.data._utils.signal_handling._SIGCHLD_handler_set = True
-
-
-# RuntimeErrors of torch where a data worker was killed; with pinned memory, a thread takes the batches from the workers
-LOST = re.compile(r'DataLoader worker \(pid|Pin memory thread exited unexpectedly')
 
 
 class Loader(torch.utils.data.DataLoader):
     """
-    A DataLoader that raises WorkerLost where a data worker was killed, also while it was handing over a batch.
+    A DataLoader whose data workers report where shared memory is full.
 
     For an ImageSet, the data workers call `load` and `collate` of its transform. The images are then uint8
     [B, 3, H, W], for network_input.
@@ -37,20 +27,12 @@ class Loader(torch.utils.data.DataLoader):
         if transform:
             dataset = Loaded(dataset)
             arguments['collate_fn'] = Collate(transform)
+        if arguments.get('num_workers'):
+            arguments['collate_fn'] = Shared(arguments.get('collate_fn') or torch.utils.data.default_collate)
         if arguments.get('num_workers') and sys.platform == 'linux':
             # forkserver, the default since Python 3.14, would import all packages again in each worker
             arguments['multiprocessing_context'] = 'fork'
         super().__init__(dataset, worker_init_fn=ignore_lost_connections, **arguments)
-
-    def __iter__(self):
-        try:
-            yield from super().__iter__()
-        except (RuntimeError, OSError, EOFError) as error:
-            is_of_dataset = not self.num_workers or 'in DataLoader worker process' in str(error)
-            if is_of_dataset or isinstance(error, RuntimeError) and not LOST.match(str(error)):
-                raise
-            stopping.check()                                 # schedulers send SIGTERM to the data workers as well
-            raise WorkerLost from error
 
 
 def ignore_lost_connections(worker):
@@ -88,24 +70,29 @@ class Collate:
 
 
 @dataclass
-class Unloaded:
-    """The batches of an ImageSet whose features are all kept: (Batch, labels [B], indices [B]) for each."""
-    images: torch.utils.data.Dataset
-    batches: list
+class Shared:
+    """
+    Puts a batch into shared memory as it is made, where an error reaches the main process. Otherwise a thread of the
+    worker does it, and where /dev/shm is full, the batch is lost, and the run waits for it without end.
+    """
+    collate: Callable
 
-    def __len__(self):
-        return len(self.batches)
-
-    def __iter__(self):
-        for batch in self.batches:
-            indices = torch.tensor([*batch])
-            yield Batch(self.images, indices), torch.from_numpy(self.images.labels)[indices], indices
+    def __call__(self, items):
+        batch = self.collate(items)
+        for part in batch:
+            if isinstance(part, torch.Tensor):
+                part.share_memory_()
+        return batch
 
 
 def network_input(images, device):
-    """Images [B, 3, H, W] as a loader gives them -> the network's input: float32 RGB in [0, 1], on `device`."""
-    if isinstance(images, Batch):
-        images = images.loaded()
+    """
+    Images [B, 3, H, W] as a loader gives them -> the network's input: float32 RGB in [0, 1], on `device`. Raises
+    UserError for features in place of images.
+    """
+    if images.dim() == 2:
+        raise UserError('the pixels of images are needed whose features were computed before the training; give '
+                        '--keep_features false')
     if images.device != device:                              # torch.export would write down a device that is named here
         images = images.to(device, non_blocking=True)
     if images.dtype != torch.uint8:
@@ -148,14 +135,15 @@ class TrainingLoader:
         """
         Samples the epoch's batches; returns the loader, which yields (images [B, 3, H, W], labels [B], indices [B]) for
         each batch. Where several processes share a batch, the images are this process's part only, or the batch's first
-        image if the part is empty. If the features of the data set are kept, a Batch takes the place of the images.
+        image if the part is empty. Where the data set has features, they take the images' place.
         """
         self.n_epochs += 1
         sampled = processes.run_on_rank_zero(self.sampled, epoch)
         self.whole = [[*map(tuple, batch)] for batch in sampled]             # other processes than 0 get lists of two
-        kept = getattr(self.dataset, 'kept', None)
-        if kept and kept.suffice(self.dataset, kept.networks[0]):
-            return Unloaded(self.dataset, [[index for index, _ in batch] for batch in self.whole])
+        features = getattr(self.dataset, 'features', None)
+        found = None if features is None else features.of(self.dataset)
+        if found is not None:
+            return found.loader(self.whole)
         if processes.count() == 1:
             self.batches[:] = self.whole
             return self.loader
@@ -173,7 +161,7 @@ class TrainingLoader:
         share = waited / (before - began + 1e-9)
         if self.n_epochs == 1 and before - began >= 5 and share > .2 and processes.is_main():
             print(f'Note: {share:.0%} of the training time of epoch {epoch} was spent waiting for images. What may '
-                  'help: more --kernels, --decode fast, small copies of the images (docs/data.md).', file=sys.stderr)
+                  'help: more --kernels, small copies of the images (docs/data.md).', file=sys.stderr)
 
     def sampled(self, epoch):
         """The epoch's batches, lists of (index, seed); the views of an image follow each other."""
@@ -211,9 +199,10 @@ def evaluation_batches(opt, dataset):
 def evaluation_loader(opt, dataset, batches, network=None):
     """
     Loads the `batches` of evaluation_batches that one process embeds, each image once: (images [B, 3, H, W], labels
-    [B], indices [B]) for each. Where features of `network` are kept, a Batch takes the place of the images.
+    [B], indices [B]) for each. Where the data set has features of `network`, they take the images' place.
     """
-    if dataset.kept and dataset.kept.suffice(dataset, network):
-        return Unloaded(dataset, batches)
+    found = None if dataset.features is None else dataset.features.of(dataset, network)
+    if found is not None:
+        return found.loader(batches)
     return Loader(dataset, batch_sampler=batches, num_workers=workers(opt), pin_memory=is_gpu(opt.device),
                   generator=torch.Generator())

@@ -9,11 +9,11 @@ import torch
 import batch_mining
 import criteria
 from batch_mining import all_pairs, easyhard, hard, lifted, multisimilarity, npair, semihard
-from docs import method_pages
+from benchmarks.gpu import synchronisations
 from tests.batch_mining import references
 from tests.batch_mining.batches import SHAPES, collapsed, grid, unit
 from tests.batch_mining.test_triplets import agrees
-from tests.helpers import examples_alone, published
+from tests.helpers import examples_alone, flags_alone, published
 from utilities.errors import UserError
 
 MINERS = {name: module for name, module in batch_mining.BATCHMINERS.items() if module}
@@ -108,24 +108,21 @@ def test_embeddings_that_are_all_equal(name, miner):
             assert len(found), value                       # for these two no negative may be farther, or as near
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason='counts synchronisations of an NVIDIA GPU')
-def test_at_most_one_synchronisation_on_a_gpu(name, miner, recwarn):
+@pytest.mark.gpu('cuda')
+def test_at_most_one_synchronisation_on_a_gpu(miner):
     batch, labels = unit(32, dtype=torch.float32).cuda(), torch.arange(8).repeat_interleave(4).cuda()
-    mined(miner, batch, labels)                            # what is set up at the first call does not count
-    torch.cuda.set_sync_debug_mode('warn')
-    try:
-        recwarn.clear()
-        mined(miner, batch, labels)
-        found = [warning for warning in recwarn if 'synchronizing' in str(warning.message)]
-    finally:
-        torch.cuda.set_sync_debug_mode('default')
-    assert len(found) <= 1, [str(warning.message) for warning in found]
+    for _ in range(2):                                     # what is set up at the first call does not count
+        with synchronisations(batch.device) as found:
+            mined(miner, batch, labels)
+    assert len(found) <= 1, found
 
 
-def test_copied_alone_each_file_runs_its_examples_and_the_snippet_of_its_page(tmp_path):
-    snippets = {Path(module.__file__): method_pages.snippet('miners', name)
-                for name, module in published(MINERS).items()}
-    results = examples_alone(list(snippets), tmp_path, snippets)
+def test_copied_alone_each_file_runs_its_examples_and_mines(opt, tmp_path):
+    files = [Path(module.__file__) for module in published(MINERS).values()]
+    flags = f'types.SimpleNamespace(**{flags_alone(opt())})'
+    programs = {file: f'import types\nimport {file.stem}\n'
+                      f'assert len({file.stem}.BatchMiner({flags})(embeddings, labels))' for file in files}
+    results = examples_alone(files, tmp_path, programs)
     assert all(attempted and not failed for attempted, failed in results.values()), results
 
 

@@ -9,11 +9,11 @@ import torch
 from PIL import ExifTags, Image
 
 import datasets
-from datasets import boxes, decoding, transforms
+from datasets import boxes, decoding
 from datasets.boxes import Box
 from retrieval import review
 from tests.datasets.test_loading import photos  # noqa: F401
-from tests.helpers import after_training, folder_of, manual_seed
+from tests.helpers import after_training, folder_of
 from utilities.errors import UserError
 from utilities.loading import Loader
 
@@ -62,25 +62,6 @@ def test_items_are_those_of_images_that_were_cropped_before(augmentation, scenes
     for one, other in ((whole.train, found.train), (whole.evaluation['test'], found.evaluation['test'])):
         assert len(one) == len(other) == 8 and one.labels.tolist() == other.labels.tolist()
         assert all(torch.equal(one[index, 5][0], other[index, 5][0]) for index in range(8))
-
-
-def test_decoding_at_reduced_size_scales_the_box(tmp_path, opt):
-    """Of a photo whose colours tell the place: nearly the pixels of exact decoding, from fewer decoded ones."""
-    x, y = np.meshgrid(np.linspace(0, 255, 2000), np.linspace(0, 255, 1500))
-    Image.fromarray(np.stack([x, y, 0 * x], axis=2).astype(np.uint8)).save(tmp_path / 'large.jpg', quality=95)
-    exact, reduced = (transforms.select(opt(decode=name, augmentation='none'), 64)[0] for name in ('exact', 'fast'))
-    for box in ((101, 203, 1502, 1105), (0, 0, 2000, 1500), (1999 - 640, 1499 - 640, 2000, 1500)):
-        photo = boxes.open_photo(Box(tmp_path / 'large.jpg', *box, 2))
-        decode_at, scales = photo.decode, []
-        photo.decode = lambda scale: scales.append(scale) or decode_at(scale)              # noqa: B023
-        images = []
-        for pipeline in (exact, reduced):
-            manual_seed(0)
-            images.append(pipeline(photo))
-        assert scales[0] == 1 and scales[1] > 1
-        assert (images[0] - images[1]).abs().max() < 2.5 / 255    # JPEG's rounding; 1 / 255 of the width are 8 pixels
-    tiny = boxes.open_photo(Box(tmp_path / 'large.jpg', 1999, 5, 2000, 7, 2))
-    assert [tiny.decode(scale).size > 0 for scale in (1, 2, 4, 8)] == [True] * 4
 
 
 def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):

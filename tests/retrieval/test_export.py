@@ -21,8 +21,7 @@ from utilities.loading import network_input
 SIZE = 64
 NETWORKS = {'conv4_normalize': ['--pool', 'gem', '--embed_layers', '32', '--embed_norm', 'layer', '--input_bgr', 'true',
                                 '--input_mean', '.4', '.5', '.6'],
-            'timm:test_vit_normalize': [
-                '--lora_rank', '2', '--visual_prompts', '3', '--prompt_depth', '2', '--pool', 'token_patches']}
+            'timm:test_vit_normalize': ['--lora_rank', '2', '--pool', 'token_patches']}
 
 
 def runner(file):
@@ -162,7 +161,7 @@ def hub(untrained):
     ({'flags': {'embed_dim': 'many'}}, '--embed_dim'), ({'flags': {'pool': 'token'}}, '--pool token'),
     ({'flags': {'embed_bias': False}}, 'its weights do not fit the flags'),
     ({'flags': {'embed_layers': [10 ** 9]}}, 'its weights do not fit the flags'),
-    ({'flags': {'prompts': 10 ** 9}}, 'its weights do not fit the flags'),
+    ({'flags': {'prompts': 10 ** 9}}, 'it was trained with --prompts 1000000000'),
     ({'flags': {'eval_resize': 10 ** 8}}, '--eval_resize: expected a whole number of at least 1 and at most 10000'),
     ({'flags': {'eval_size': 10 ** 8}}, '--eval_size: expected'),
     ({'flags': {'input_size': 10 ** 8}}, '--input_size: expected'),

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 import retrieval
+from evaluation.ranking import nearest_rows
 from retrieval import changes, search, store
 from retrieval.index import Index
 from tests.helpers import after_training, executed, executing, wait_for
 from tests.test_structure import ROOT
-from utilities import nearest
 from utilities.errors import UserError
 
 NETWORK = argparse.Namespace(source='run', id='x', settings={}, open_set=None)
@@ -70,7 +70,7 @@ def with_faiss(request, monkeypatch):
         pytest.importorskip('faiss')
     else:
         monkeypatch.setitem(sys.modules, 'faiss', None)
-        monkeypatch.setattr(nearest, 'ROWS', 100)
+        monkeypatch.setattr(nearest_rows, 'ROWS', 100)
     return request.param
 
 
@@ -169,7 +169,8 @@ def test_the_recall_that_chooses_the_cells_is_that_of_queries_and_not_of_themsel
     queries = np.arange(0, 6000, 20)
     expected = brute_force(embeddings, embeddings[queries], 11)[0]
     found = index.search(embeddings[queries], search.CANDIDATES)[1]
-    own = np.mean([len({*one} & {*other} - {row}) / 10 for row, one, other in zip(queries, expected, found, strict=True)])
+    own = np.mean([len({*one} & {*other} - {row}) / 10
+                   for row, one, other in zip(queries, expected, found, strict=True)])
     assert 0.8 <= recall < 1 and abs(recall - own) < 0.05
 
 

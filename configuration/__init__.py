@@ -9,11 +9,11 @@ import datasets
 import evaluation
 import optimization
 import parameters
-import resuming
 from architectures import embedding_layer
+from configuration import resuming
+from flags import command_line
+from flags.command_line import given, known, mappings, merged, read_config, tokens
 from records import checkpoint, published, run_folder
-from utilities import command_line
-from utilities.command_line import given, known, mappings, merged, read_config, tokens
 from utilities.errors import UserError
 from utilities.namespace import Flags
 
@@ -21,10 +21,12 @@ from utilities.namespace import Flags
 REMOVED = {
     'language_distill_w': 0.0, 'language_vectors': None, 'language_pseudoclass': False, 'language_pseudoclass_topk': 5,
     'language_delay': 0, 'language_shift': 1.0, 'language_temp': 1.0, 'language_distill_dir': 'backward',
-    'mahalanobis': False, 'mahalanobis_lr': -1.0,
+    'mahalanobis': False, 'mahalanobis_lr': -1.0, 'prompts': 0, 'prompt_depth': 0,
+    'decode': 'exact',
 }
 # Flags that no longer exist, and that changed no result
 REMOVED_WITHOUT_EFFECT = {'language_model'}
+REMOVED_PICTURES = {'umap', 'utility', 'confidence'}
 TAG = 'before-0.2'                                            # the last code that has them
 
 
@@ -145,7 +147,10 @@ def without_removed(place, settings):
     if used:
         raise UserError(f'{place}: it was trained with {", ".join(used)}, which no longer exists; use the code of the '
                         f'git tag {TAG}')
-    return {name: value for name, value in settings.items() if name not in REMOVED.keys() | REMOVED_WITHOUT_EFFECT}
+    kept = {name: value for name, value in settings.items() if name not in REMOVED.keys() | REMOVED_WITHOUT_EFFECT}
+    if 'pictures' in kept:
+        kept['pictures'] = [name for name in kept['pictures'] if name not in REMOVED_PICTURES] or ['none']
+    return kept
 
 
 def embedding_settings(opt):
