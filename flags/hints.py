@@ -47,7 +47,10 @@ HERE = {
     '--config FILE; python -m tuning.powerful_benchmarker FOLDER takes the files of powerful-benchmarker':
         'config_general config_models config_optimizers config_loss_and_miners config_transforms config_dataset',
     'python -m tuning.powerful_benchmarker FOLDER': 'reproduce_results reproduce_results_partly',
-    'Hyperparameter_Search.py': 'bayesian_optimization_n_iter',
+    'Hyperparameter_Search.py': 'bayesian_optimization_n_iter bayes_opt_iters',
+    '--split_scheme and --n_folds': 'split_manager',
+    '--loss_multisimilarity_thresh or --loss_dr_multisimilarity_thresh': 'ms_thresh',
+    'the test classes are always evaluated (--untrained: also before training)': 'splits_to_eval',
 }
 HERE_OF = {name: here for here, names in HERE.items() for name in names.split()}
 
