@@ -44,7 +44,7 @@ class Network(torch.nn.Module):
         self.input_size = opt.eval_size or model.input_size
         self.source = str(source)
         self.settings = configuration.embedding_settings(opt)
-        self.id = network_id(model, self.settings)
+        self.id = network_id(model, configuration.settings_in_id(opt))
         self.open_set, self.no_threshold = unknown.calibrated_thresholds(source, self.id)
 
     @property
