@@ -275,7 +275,7 @@ def from_draws(metrics, job):
 
 
 def from_levels(metrics, job):
-    """Metrics of levels and a Job -> {name: mean over the queries}. Without super-classes, classes are the only level."""
+    """Metrics of levels and a Job -> {name: mean over the queries}. Without super-classes, classes are the level."""
     pool = replace(job.pool, cameras=None)
     per_image = {name: np.full(len(pool.labels), np.nan) for name in metrics}
     every = pool.labels[:, None] if pool.levels is None else np.column_stack([pool.labels, pool.levels])
