@@ -94,7 +94,7 @@ def command(folder, partly=False, further=()):
 def translated(options, notes):
     """Options -> ({flag of main.py: value}, {option: value} without a counterpart); adds to the list of notes."""
     settings = {'scheduler': 'none'}
-    for translate in (plain, data_set, splits, network, experiment_losses.translate, optimizers,
+    for translate in (renamed_options, data_set, splits, network, experiment_losses.translate, optimizers,
                       experiment_images.translate, evaluation):
         translate(options, settings, notes)
     for name, kind in WITHOUT_INFLUENCE.items():
@@ -106,7 +106,7 @@ def translated(options, notes):
     return settings, options.left_over()
 
 
-def plain(options, settings, notes):
+def renamed_options(options, settings, notes):
     """The options that are a flag with the same value."""
     for option, (flag, kind) in PLAIN.items():
         value = options.take(option, kind)
