@@ -17,7 +17,8 @@ import parameters
 import training_step
 from architectures import batch_norm, embedding_layer
 from records import backends, checkpoint
-from utilities import command_line, device, loss_sums, machine, pml, processes, torch_losses, unsaved
+from records.state import State
+from utilities import command_line, device, loss_sums, machine, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.image_size import sides, written
 from utilities.kept_features import KeptFeatures
@@ -45,7 +46,7 @@ class Parts:
     The parts of one run. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer, schedule
     and step: None where nothing is trained. ema: None without --ema. teacher: None without --distill; teacher_checksum:
     None if the teacher is the moving average. skipped_in_a_row: number of consecutive skipped steps at the end of the
-    last epoch. watch: None before the first epoch of the process.
+    last epoch. transform: of the training images.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -59,31 +60,30 @@ class Parts:
     teacher: torch.nn.Module | None = None
     teacher_checksum: Checksum | None = None
     skipped_in_a_row: int = 0
-    watch: unsaved.Watch | None = None
+    transform: object = None
+
+    LEFT_OUT = ('data',)                                          # attributes that are no state
 
     def start_epoch(self, epoch):
         """Calls start_epoch(epoch) of network, criterion, miner and sampler, and of what is inside them, if any."""
         miners = self.miner if isinstance(self.miner, batch_mining.Miners) else [self.miner]
-        for part in (*self.model.modules(), *self.criterion.modules(), *miners, self.sampler):
+        for part in (*self.model.modules(), *self.criterion.modules(), *miners, self.sampler, self.step):
             if hasattr(part, 'start_epoch'):
                 part.start_epoch(epoch)
         if hasattr(self.sampler, 'set_epoch'):
             self.sampler.set_epoch(epoch)
-        if self.watch is None:
-            self.watch = unsaved.Watch([self.criterion, self.miner, self.sampler])
-
-    def note_unsaved_state(self):
-        """After a checkpoint: prints which state it does not contain, once in a process."""
-        if self.watch is not None:
-            self.watch.note()
 
     def with_state(self):
-        """{name: part} of the parts that a checkpoint must hold."""
-        parts = vars(self) | {'storage': getattr(self.sampler, 'storage', None)}
-        if self.step and self.step.scaler.is_enabled():
-            parts['scaler'] = self.step.scaler
-        parts |= self.further_optimizers()
-        return {name: part for name, part in parts.items() if hasattr(part, 'state_dict') and name != 'teacher'}
+        """{name: part} of the parts whose state dicts a checkpoint has under these names."""
+        average = self.ema.average if self.ema else None
+        found = {'model': self.model, 'criterion': self.criterion, 'optimizer': self.optimizer, 'ema': average,
+                 'teacher_checksum': self.teacher_checksum} | self.further_optimizers()
+        return {name: part for name, part in found.items() if part is not None}
+
+    def state(self, device):
+        """The State of all else that the parts keep. A teacher with a checksum is that of its own run."""
+        fixed = [self.teacher] if self.teacher_checksum else []
+        return State(self, [*self.with_state().values(), *fixed], device)
 
     def further_optimizers(self):
         """{name: optimizer} beside `optimizer`: of --embed_optim and --loss_optim, and the criterion's own."""
@@ -222,7 +222,7 @@ def prepare(opt):
     model = build_network(opt, backbone)
     if 'why' in opt.pictures:
         evaluation.why.check(opt, model)
-    return Parts(model, data)
+    return Parts(model, data, transform=data.train.transform)
 
 
 def fit_embedding(opt, parts):

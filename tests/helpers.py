@@ -22,6 +22,7 @@ import datasampler
 import Evaluate_Network
 import main
 from records import checkpoint
+from records.state import State
 
 if sys.platform == 'linux':
     from launching import fork_server
@@ -147,6 +148,24 @@ def assert_resumes_exactly(run, tmp_path, arguments, *changed):
         assert run(*arguments) == 0
     assert len(rows_of(half)) == 2 and run('--resume', half, *changed) == 0
     assert_same_end(folder_of(tmp_path), half)
+
+
+class Holder:
+    """Parts of a run, for their State: state_of(holder) when they are built, then saved(...) and restored(...)."""
+
+    def __init__(self, **parts):
+        vars(self).update(parts)
+
+
+def state_of(*stored, **parts):
+    """The State of these parts as they are now; `stored` are those whose state dicts are stored elsewhere."""
+    return State(Holder(**parts), stored, torch.device('cpu'))
+
+
+def hand_over(state, other, folder):
+    """Saves a State into a file as a checkpoint does, and restores it into another."""
+    torch.save(state.save(), folder / 'state.pt')
+    return other.restore(torch.load(folder / 'state.pt', weights_only=True), {})
 
 
 # Forgets and refuses all modules that are neither torch's nor the standard library's. Each file stands alone in a
