@@ -17,7 +17,7 @@ import parameters
 import training_step
 from architectures import batch_norm, embedding_layer
 from records import backends, checkpoint
-from records.state import State
+from records.state import State, load_trained
 from utilities import command_line, device, loss_sums, machine, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.image_size import sides, written
@@ -270,8 +270,8 @@ def start_from(opt, model):
                  and before[name] != command_line.as_list(own[name])]
     there = f'; it has {", ".join(different)}' if different else ''
     try:
-        model.load_state_dict(states['model'])
-    except RuntimeError as error:
+        load_trained('model', model, states)
+    except (RuntimeError, ValueError, KeyError) as error:
         reason = there or f' ({" ".join(str(error).split())[:200]})'
         raise UserError(f'{flag}: its weights do not fit the network of this run{reason}') from None
     print(f'started from {checkpoint.find(opt.start_from)}, epoch {states["epoch"]}{there}')
@@ -364,8 +364,8 @@ def ranking_criterion(opt, source, states):
     if not hasattr(criterion, 'ranking_embeddings'):
         return None
     try:
-        criterion.load_state_dict(states['criterion'])
-    except RuntimeError:
+        load_trained('criterion', criterion, states)
+    except (RuntimeError, ValueError, KeyError):
         raise UserError(f'{source}: --loss {opt.loss} ranks by its own distance, and its class weights do not fit the '
                         'number of classes of these data; evaluate it on the data of its run') from None
     return criterion
@@ -417,8 +417,8 @@ def load_weights(opt, source, states, model):
     if part not in states:
         raise UserError(f'--eval_ema: {source} has no moving average of the weights; it was trained without --ema')
     try:
-        model.load_state_dict(states[part])
-    except RuntimeError as error:
+        load_trained(part, model, states)
+    except (RuntimeError, ValueError, KeyError) as error:
         raise UserError(f'{source}: its weights do not fit the flags ({" ".join(str(error).split())[:200]})') from None
 
 

@@ -70,7 +70,7 @@ class Checkpoint:
             if self.is_best(name, metric, row):
                 self.best[name] = row
                 network = {part: states[part] for part in state.TRAINED if part in states}
-                self.write(f'checkpoint_{name}.pt', common | network | {'state': state.of_network(kept)})
+                self.write(f'checkpoint_{name}.pt', common | network | {'state': state.limited(kept, state.TRAINED)})
         self.records = records
         more = {'state': kept, 'best': self.best, 'row': self.row, 'records': records}
         self.write(LAST, common | states | more)

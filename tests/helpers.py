@@ -168,6 +168,13 @@ def hand_over(state, other, folder):
     return other.restore(torch.load(folder / 'state.pt', weights_only=True), {})
 
 
+def kept_by(folder, place):
+    """What the last checkpoint of a run keeps of the attributes of a part: {name: plain value or tensor}."""
+    found = checkpoint.load(folder / 'checkpoint_last.pt')['state'].get('attributes', {}).get(place, [None, {}])[1]
+    return {name: value[3][0] if type(value) is tuple and value[0] == 'tensor' else value
+            for name, (value, _, _) in found.items()}
+
+
 # Forgets and refuses all modules that are neither torch's nor the standard library's. Each file stands alone in a
 # folder of its own, and runs its examples there. argv: a JSON list of folders.
 ALONE = """

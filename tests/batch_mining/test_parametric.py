@@ -14,7 +14,7 @@ import datasets
 import evaluation
 from batch_mining import distance, parametric
 from records import checkpoint
-from tests.helpers import assert_same_end, folder_of, hand_over, state_of
+from tests.helpers import assert_same_end, folder_of, hand_over, kept_by, state_of
 from utilities.errors import UserError
 from utilities.randomness import preserved
 
@@ -213,9 +213,9 @@ def test_a_run_that_is_interrupted_and_resumed_ends_as_one_that_is_not(quick, ru
     folder = folder_of(tmp_path, 'stopped_s1')
     assert run('--resume', folder) == 0
     assert_same_end(folder_of(tmp_path), folder)
-    saved = checkpoint.load(folder / 'checkpoint_last.pt')['state']['attributes']
     for place in ('miner[0].pads', 'miner[1].pads'):            # 9 steps, an update every 2, the first has no reward
-        assert saved[place][1]['n_learned'][0] == 3
+        kept = kept_by(folder, place)
+        assert kept['n_learned'] == 3 and kept['state'][-1] == torch.tensor(8 / 9)
 
 
 def test_adaptation_needs_a_validation_split_with_something_to_find(quick, run, capsys, tmp_path):
