@@ -1,7 +1,7 @@
 """Networks of cross-validation folds, together, on the test classes; tables over seeds. --help is the manual."""
 import sys
 
-from utilities import command_line
+from flags import command_line
 from utilities.errors import exit_code
 from utilities.machine import DEVICES
 

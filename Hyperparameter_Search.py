@@ -1,8 +1,9 @@
 """Tunes flags of main.py on cross-validation folds of classes, by Optuna. --help is the manual."""
 import sys
 
+from flags import command_line
 from launching import slots
-from utilities import command_line, errors, stopping
+from utilities import errors, stopping
 
 
 def build():

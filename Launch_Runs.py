@@ -1,8 +1,9 @@
 """Runs the lines of a script of runs in parallel, on this machine or on a SLURM cluster. --help is the manual."""
 import sys
 
+from flags import command_line
 from launching import script, slots
-from utilities import command_line, errors, stopping
+from utilities import errors, stopping
 from utilities.errors import UserError
 
 

@@ -31,7 +31,7 @@ quick: .venv/installed-dev      ## ruff, and the tests that a change needs most 
 	$(PYTEST) $(QUICK)
 
 docs: .venv/installed .venv/installed-docs      ## build the documentation as a site in site/; make docs SERVE=1 shows it in a browser
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(if $(SERVE),serve,build --clean)
+	$(BIN)/zensical $(if $(SERVE),serve,build --clean --strict)
 
 regress: .venv/installed        ## train three methods for some minutes, and compare their metrics with those of an earlier version of the code
 	mkdir -p Training_Results

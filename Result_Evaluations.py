@@ -1,7 +1,7 @@
 """Records of runs, from run folders or W&B -> tables (LaTeX, Markdown, CSV) and figures. --help is the manual."""
 import sys
 
-from utilities import command_line
+from flags import command_line
 from utilities.errors import UserError, exit_code
 
 
@@ -74,9 +74,9 @@ def work(arguments):
     parser = build()
     opt = parser.parse_args(arguments)
     given = [f'--{name}' for name in ('metrics', 'select', 'select_by', 'per_metric', 'baseline', 'rows', 'compare',
-                                      'figure_metrics') if getattr(opt, name) != parser.get_default(name)]
+                                      'figures', 'figure_metrics') if getattr(opt, name) != parser.get_default(name)]
     if opt.published and given:
-        raise UserError(f'--published: the papers say which metrics and epochs are compared; leave out '
+        raise UserError(f'--published: the papers say which metrics and epochs are compared, in a table; leave out '
                         f'{", ".join(given)}')
     from reports import results  # imports torch, which --help does not need
     results.report(opt, planned(opt.script) if opt.script else ())

@@ -2,7 +2,8 @@
 import argparse
 import sys
 
-from utilities import command_line, errors, stopping
+from flags import command_line
+from utilities import errors, stopping
 from utilities.machine import DEVICES
 
 

@@ -2,7 +2,7 @@
 torch.hub: one loss, miner or sampler, the metrics or a trained network in a program of your own (docs/own_loop.md).
 
 Files are loaded under private names, so that `import datasets` or `import evaluation` still finds your package.
-Their flags and defaults are what each file declares (utilities/method_flags.py).
+Their flags and defaults are what each file declares (flags/method_flags.py).
 """
 import ast
 import contextlib
@@ -285,7 +285,7 @@ def _import(package, stem):
     return importlib.import_module(f'{private}.{stem}')
 
 
-_method_flags = _import('utilities', 'method_flags')
+_method_flags = _import('flags', 'method_flags')
 
 
 @functools.cache

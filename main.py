@@ -14,21 +14,20 @@ from tqdm import tqdm
 import batch_mining
 import configuration
 import datasampler
-import effects
 import evaluation
 import parameters
 import parts
-import resuming
 from architectures.depth import gradients_by_block
+from configuration import effects, resuming
 from records import checkpoint, columns, lock, reading, run_folder
 from records.checkpoint import Checkpoint
 from records.columns import Column
+from records.trace import Trace
 from records.writing import Records
 from utilities import errors, processes, stopping
 from utilities.errors import RunFailed, UserError
 from utilities.loading import TrainingLoader
 from utilities.randomness import derive, seed_everything
-from utilities.trace import Trace
 
 
 def run(opt, arguments):

@@ -1,10 +1,10 @@
 """
 Every flag of main.py, grouped, and declared once with all that is known of it.
 
-`add` and `switch` take what argparse takes, and Facts (utilities/flag_help.py): which methods use the flag, whether it
+`add` and `switch` take what argparse takes, and Facts (flags/help_texts.py): which methods use the flag, whether it
 names a file, and so on. Whether --resume may change a flag is a property of its group.
 
-A flag that belongs to one method is declared in its file (utilities/method_flags.py) and named after it:
+A flag that belongs to one method is declared in its file (flags/method_flags.py) and named after it:
 --loss_<loss>_<parameter>, --miner_<miner>_<parameter>, --data_<sampler>_<parameter>; it has an effect where the method
 is used. Every part of the program gets the whole namespace.
 """
@@ -20,11 +20,11 @@ from architectures import ARCHITECTURES
 from batch_mining import BATCHMINERS
 from criteria import CRITERIA
 from datasampler import SAMPLERS
-from datasets import DATASETS
+from datasets import DATASETS, image_list
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES
-from utilities import command_line, method_flags, namespace
-from utilities.command_line import (
+from flags import command_line, method_flags
+from flags.command_line import (
     COUNT,
     FRACTION,
     NOT_NEGATIVE,
@@ -38,6 +38,7 @@ from utilities.command_line import (
     number,
     yaml_mapping,
 )
+from utilities import namespace
 from utilities.machine import DEVICES
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
@@ -128,10 +129,6 @@ def data_parameters(parser):
     add, switch = new_group(parser, 'data', 'data set, splits, labels, decoding, augmentation', resume='never')
     add('--dataset', default='cub200', common=True, names=DATASETS, embedding=True, help='data set')
     switch('--skip_bad_images', help='check every image at the start and leave out those that cannot be read')
-    add('--decode',
-        choices={'exact': 'the pixels that Pillow gives',
-                 'fast': 'JPEG files at a fraction of their size, with slightly different pixels'},
-        default='exact', embedding=True, help='how images are decoded and resized')
     add('--split_scheme',
         choices={'half': 'training and test classes', 'class_folds': 'half, with folds of validation classes',
                  'mlrc': 'the class lists of Musgrave et al.',
@@ -199,6 +196,15 @@ def view(text):
         raise argparse.ArgumentTypeError(f'expected flip or a positive number, not {text}') from None
 
 
+def csv_column(text):
+    """An argparse type: NAME=COLUMN, a column of image_list and its name in a file, as text."""
+    name, equals, column = text.partition('=')
+    if not equals or not column or not (name in image_list.COLUMNS or name.startswith('superclass')):
+        raise argparse.ArgumentTypeError(f'expected NAME=COLUMN with a NAME of {", ".join(image_list.COLUMNS)}, or one '
+                                         f'that begins with superclass, not {command_line.shortened(text)}')
+    return text
+
+
 def frozen_part(text):
     """An argparse type: none, backbone, stem or a number of blocks, as text."""
     if text not in ('none', 'backbone', 'stem') and not text.isdecimal():
@@ -241,10 +247,6 @@ def network_parameters(parser):
         help='part of the backbone that is not trained; N: the stem and the first N blocks; none trains all')
     add('--lora_rank', type=COUNT, default=0,
         help='rank of the trained adapters (LoRA) in the attention layers of a ViT; 0 means no adapters')
-    add('--visual_prompts', '--prompts', dest='prompts', type=COUNT, default=0, embedding=True, metavar='N',
-        help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
-    add('--prompt_depth', type=COUNT, default=0, embedding=True,
-        help='number of blocks, from the first on, with prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained',
            help='start from random instead of pretrained weights')
     add('--input_size', nargs='+', type=SIDE, action=SizeOfImages, metavar='PIXELS', embedding=True,
@@ -451,6 +453,8 @@ def machine_parameters(parser):
              'train/ and test/')
     add('--csv', metavar='FILE', file=True,
         help='for --dataset folder: CSV file of paths and labels; by default the folders in images/ are classes')
+    add('--csv_columns', nargs='+', type=csv_column, default=[], metavar='NAME=COLUMN',
+        help='names of columns in the --csv file, as in label=identity')
     add('--splits', metavar='FILE', file=True,
         help='JSON or YAML file with the classes of each split, in place of --split_scheme')
     switch('--download', help='download the data set first, if it has a stable public address')

@@ -1,4 +1,5 @@
 """The parts of a run, built from the flags: network, data, and all that trains the network."""
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +17,15 @@ import optimization
 import parameters
 import training_step
 from architectures import batch_norm, embedding_layer
+from datasets import features
+from flags import command_line
+from optimization import moving_average
 from records import backends, checkpoint
 from records.state import State, load_trained
-from utilities import command_line, device, loss_sums, machine, pml, processes, torch_losses
+from utilities import device, loss_sums, machine, pml, processes, torch_losses
 from utilities.errors import UserError, choose
+from utilities.files import cache_folder
 from utilities.image_size import sides, written
-from utilities.kept_features import KeptFeatures
 from utilities.namespace import changed, unnoted
 from utilities.randomness import preserved, seed_everything
 
@@ -55,14 +59,14 @@ class Parts:
     sampler: torch.utils.data.Sampler | None = None
     optimizer: torch.optim.Optimizer | None = None
     schedule: optimization.Schedule | None = None
+    ema: moving_average.MovingAverage | None = None
     step: training_step.TrainingStep | None = None
-    ema: optimization.MovingAverage | None = None
     teacher: torch.nn.Module | None = None
     teacher_checksum: Checksum | None = None
     skipped_in_a_row: int = 0
     transform: object = None
 
-    LEFT_OUT = ('data',)                                          # attributes that are no state
+    LEFT_OUT = ('data', 'teacher')                                # no state; `ema` and `step` have the teacher, too
 
     def start_epoch(self, epoch):
         """Calls start_epoch(epoch) of network, criterion, miner and sampler, and of what is inside them, if any."""
@@ -112,7 +116,7 @@ def build(opt):
     batch_norm.check_pieces(opt, parts.model)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps)
-    parts.ema = None if opt.ema is None else optimization.MovingAverage(parts.model, opt.ema)
+    parts.ema = None if opt.ema is None else moving_average.MovingAverage(parts.model, opt.ema)
     takes_teacher = 'teacher_batch' in criteria.inputs(parts.criterion)
     if takes_teacher and opt.distill == 'ema':
         parts.teacher = parts.ema.average
@@ -228,9 +232,10 @@ def prepare(opt):
 def fit_embedding(opt, parts):
     """Fits the embedding layer to the features of the training images, with --embed_init pca or lda."""
     if opt.embed_init in embedding_layer.FITTED:
+        keep_evaluated_features(opt, parts)
         train = parts.data.evaluation['train']
-        features = evaluation.embed(opt, parts.model, train, 'train', features=True).embeddings
-        embedding_layer.fit(opt, parts.model.f_embed, features, parts.data.train.labels)
+        rows = evaluation.embed(opt, parts.model, train, 'train', features=True).embeddings
+        embedding_layer.fit(opt, parts.model.f_embed, rows, parts.data.train.labels)
 
 
 def build_backbone(opt):
@@ -308,36 +313,66 @@ def has_checkpoint(opt):
 
 def keep_features(opt, parts):
     """
-    Lets the features of the evaluated images be computed only once in the run, as long as nothing that computes them is
-    trained (has_fixed_features, asked in every epoch). With --freeze backbone, this also holds for the features of
-    training images that are not augmented. Prints which features are kept.
+    Puts pooled features in the place of the evaluated images, so that the backbone is applied to them once, as long as
+    nothing that computes them is trained (has_fixed_features, asked in every epoch); with --freeze backbone, also in
+    the place of training images that are not augmented. Prints in the place of which images.
 
-    Nothing is kept with mixed precision, compilation and several processes, since results could change. Features of
-    training images are not kept either if the criterion takes images or feature maps or the teacher is another run's
-    network, which need the images anyway, or if the features of an image depend on the rest of its batch.
+    Images of the training stay if the criterion takes images or feature maps or the teacher is another run's network,
+    which need the images anyway, or if the features of an image depend on the rest of its batch.
     """
-    model = parts.model
-    data = parts.data
-    if (not opt.keep_features or not opt.n_epochs or processes.count() > 1 or opt.eval_autocast or opt.amp != 'none'
-            or opt.compile):
-        return
-    networks = [model, parts.ema.average] if parts.ema else [model]
-    kept = KeptFeatures(*networks)
-    for images in (data.train, *data.evaluation.values()):
-        images.kept = kept
-    if not model.has_fixed_features():
-        return
-    of_training = ''
+    of_evaluated = keep_evaluated_features(opt, parts)
+    train = parts.data.train
+    train.features = parts.data.evaluation['train'].features
     takes_images = {'feature_maps', 'images'} & criteria.inputs(parts.criterion)
-    if not (takes_images or parts.teacher_checksum or datasets.transforms.is_random(opt)):
-        of_training = ', and so are the features of the training images'
-        evaluation.embed(opt, model, data.train, 'train')
-        if not evaluation.independent_of_batch(opt, model, data.train):
-            kept.of(data.train, model).clear()
-            of_training = ', but not the features of the training images, which are not bit-identical in all batches'
-        elif repr(data.train.transform) == repr(data.evaluation['train'].transform):
-            kept.of(data.evaluation['train'], model).update(kept.of(data.train, model))
-    print(f'--freeze backbone: the features of the evaluated images are computed once and kept in memory{of_training}')
+    of_training = (train.features is not None and not parts.teacher_checksum and not takes_images
+                   and not datasets.transforms.is_random(opt) and keep_training_features(opt, parts))
+    kept = ['evaluated'] * of_evaluated + ['training'] * of_training
+    if kept:
+        print(f'--freeze backbone: the features of the {" and ".join(kept)} images are computed once, and kept in '
+              f'{cache_folder()}')
+
+
+def keep_evaluated_features(opt, parts):
+    """
+    The part of keep_features() for the evaluated images. Returns whether features take their place: not with mixed
+    precision, compilation and several processes, since results could change, and not with --eval_views, which need the
+    images.
+    """
+    model, data = parts.model, parts.data
+    if (not opt.keep_features or not opt.n_epochs or processes.count() > 1 or opt.eval_autocast or opt.amp != 'none'
+            or opt.compile or not model.has_fixed_features()):
+        return False
+    fixed = features.FixedFeatures(model, *[parts.ema.average] if parts.ema else [])
+    for split, images in data.evaluation.items():
+        images.features = fixed
+        if {*opt.eval_views} <= {1}:
+            keep(opt, model, images, split, evaluation.embed_batch, [range(len(images))[:opt.eval_bs or opt.bs]])
+    return len(fixed) > 0
+
+
+def keep_training_features(opt, parts):
+    """The part of keep_features() for the training images. Returns whether features take their place."""
+    n_images = len(parts.data.train)
+    size = math.ceil(opt.bs / math.ceil(opt.bs / (opt.micro_bs or opt.bs)))              # of the largest piece
+    batches = [(torch.arange(size).flip(0) - size) % n_images, torch.linspace(0, n_images - 1, size).long()]
+    return keep(opt, parts.model, parts.data.train, 'train', evaluation.network_outputs,
+                [batch.tolist() for batch in batches])
+
+
+def keep(opt, model, images, split, embedding, batches):
+    """
+    Adds pooled features to the FixedFeatures of an ImageSet, from the cache folder or computed now, if `embedding` of
+    features and of images is the same in these batches. Returns whether it is.
+    """
+    file = features.file_of(opt, model, images)
+    rows = features.read(file, (len(images), model.n_features))
+    if rows is None or not evaluation.features_suffice(embedding, model, images, rows, batches):
+        rows = evaluation.pooled_features(opt, model, images, split)
+        features.write(file, rows)
+        if not evaluation.features_suffice(embedding, model, images, rows, batches):
+            return False
+    images.features[images, repr(images.transform)] = features.FeatureSet(images, rows)
+    return True
 
 
 def restore(opt, source):
@@ -402,8 +437,7 @@ def restore_network(opt, source):
 def require_possible(opt, source, states):
     """Raises UserError for layers wider than the weights of a checkpoint can be, before memory is taken for them."""
     widest = sum(max(part.shape, default=0) for part in states['model'].values())
-    widths = {'embed_dim': opt.embed_dim, 'embed_layers': sum(opt.embed_layers), 'prompts': opt.prompts,
-              'lora_rank': opt.lora_rank}
+    widths = {'embed_dim': opt.embed_dim, 'embed_layers': sum(opt.embed_layers), 'lora_rank': opt.lora_rank}
     for name, width in widths.items():
         if width > widest:
             given = command_line.shown(getattr(opt, name))

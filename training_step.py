@@ -21,15 +21,16 @@ import torch.nn.functional as F
 
 import batch_mining
 import criteria
-import optimization
 from architectures import batch_norm
 from evaluation.embedding import embed_batch, network_outputs
-from optimization import existing_gradients, gradient_or_zeros, optimizer_parameters
+from optimization import gradients
+from optimization.gradients import existing_gradients, gradient_or_zeros
+from optimization.groups import optimizer_parameters
+from records.trace import hard_pairs
 from utilities import device, exchange, processes
 from utilities.errors import UserError
 from utilities.loading import network_input
 from utilities.randomness import derive, seeded
-from utilities.trace import hard_pairs
 
 
 class TrainingStep:
@@ -189,11 +190,11 @@ class TrainingStep:
         finite.
         """
         loss = loss.detach().clone()
-        optimization.add_up(self.of_network, loss)
+        gradients.add_up(self.of_network, loss)
         norm = torch.nn.utils.get_total_norm(existing_gradients(self.of_network + self.of_criterion))
         exchange.copy_from_main([norm])                        # process 0's norm includes the criterion's gradients
-        norm, optimizers = optimization.unscale(self.scaler, self.optimizers, norm)
-        optimization.clip(self.opt, self.of_network + self.of_criterion, norm)
+        norm, optimizers = gradients.unscale(self.scaler, self.optimizers, norm)
+        gradients.clip(self.opt, self.of_network + self.of_criterion, norm)
         for optimizer in optimizers:
             self.scaler.step(optimizer)                                       # optimizer.step(), but for --amp float16
         self.scaler.update()

@@ -27,7 +27,7 @@ class InnerLevels(torch.nn.Module):
         self.features = {}
         for name in self.names:
             block = backbone.network.get_submodule(name)
-            block.register_forward_hook(functools.partial(self.keep, name, backbone.n_prefix + opt.prompts))
+            block.register_forward_hook(functools.partial(self.keep, name, backbone.n_prefix))
         with torch.no_grad():
             backbone.network.eval()(torch.zeros(1, 3, *sides(backbone.size)))
         for block, name in zip(opt.cascade, self.names, strict=True):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from architectures import cascade, depth, low_rank, pooling, prompts
+from architectures import cascade, depth, low_rank, pooling
 from architectures.embedding_layer import embedding_layer
 from utilities.errors import UserError
 from utilities.image_size import sides
@@ -45,7 +45,6 @@ class Backbone:
     maps:     (network, images) -> the input of the pooling: the last maps [B, C, H, W], or the tokens [B, T, C] of a
               ViT; None if this is not known.
     n_prefix: the number of tokens before the patch tokens; the first of them is the class token.
-    takes_prompts: whether --visual_prompts can be inserted: all blocks take any number of tokens [B, T, C].
     pool:     the pooling of --pool; None for the network's own pooling. select_backbone sets it.
     n_features: F; select_backbone finds it.
     f_embed:  the network's own embedding layer; None if it is made by the flags.
@@ -62,7 +61,6 @@ class Backbone:
     converted: Callable | None = None
     maps: Callable | None = None
     n_prefix: int = 0
-    takes_prompts: bool = False
     pool: Callable | None = None
     n_features: int | None = None
     f_embed: torch.nn.Module | None = None
@@ -126,12 +124,9 @@ class EmbeddingNetwork(torch.nn.Module):
             self.f_embed = embedding_layer(cascade.level_options(opt), backbone.n_features)
         self.inner = cascade.InnerLevels(opt, backbone) if opt.cascade else None
         self.kept = depth.freeze(opt, self.backbone)            # names of modules that stay in evaluation mode
-        if opt.lora_rank or opt.prompts:
-            self.backbone.requires_grad_(False)
         if opt.lora_rank:
+            self.backbone.requires_grad_(False)
             low_rank.adapt(opt, self.backbone)
-        if opt.prompts:
-            prompts.insert(opt, backbone)
 
     def has_fixed_features(self):
         """

@@ -120,8 +120,7 @@ def backbone(opt, name):
     head = network.pretrained_cfg['classifier'] or ()
     return Backbone(network, size, tuple(config['mean']), tuple(config['std']),
                     head=tuple(f'{name}.' for name in ([head] if isinstance(head, str) else head)), download=download,
-                    converted=converted, maps=maps, n_prefix=getattr(network, 'num_prefix_tokens', None) or 0,
-                    takes_prompts=isinstance(network, timm.models.VisionTransformer | timm.models.Eva))
+                    converted=converted, maps=maps, n_prefix=getattr(network, 'num_prefix_tokens', None) or 0)
 
 
 def save(opt, network, folder):

@@ -16,10 +16,12 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from launching.fork_server import PACKAGES
 from utilities import stopping
 
 ROOT = Path(__file__).resolve().parents[1]
+# packages that most runs import, and those that a run imports only when it uses them
+PACKAGES = ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss', 'threadpoolctl',
+            'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard')
 
 
 def draw(folder, n_classes=12, n_images=6, size=24, noise=60, n_superclasses=0):

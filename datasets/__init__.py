@@ -1,5 +1,4 @@
 """Data sets: images of classes, split into training classes and classes for evaluation."""
-import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,8 +18,6 @@ from datasets import (
     transforms,
 )
 from datasets.base import ImageSet, check_names, note_ignored, read_image
-from datasets.boxes import open_photo
-from datasets.decoding import deep_whites
 from utilities import stopping
 from utilities.errors import UserError, choose
 
@@ -76,13 +73,12 @@ def select(opt, input_size):
     training, evaluation = pipelines(opt, input_size)
     if opt.skip_bad_images:
         table = without_bad_images(table)
-    read = reader(table)
     if splits.scheme(opt, table) != 'predefined':
-        table = replace(table, parts=None)                   # or else queries would be compared with the gallery only
+        table = replace(table, parts=None, roles=None)       # or else queries would be compared with the gallery only
     split = splits.split(opt, table)
-    sets = {name: ImageSet(table, chosen, evaluation, read) for name, chosen in split.items()}
+    sets = {name: ImageSet(table, chosen, evaluation) for name, chosen in split.items()}
     labelled = each_its_own_class(table) if opt.unsupervised else at_level(table, opt)
-    train = ImageSet(labelled, split.get('train', []), training, read)
+    train = ImageSet(labelled, split.get('train', []), training)
     description = splits.describe(sets) | {'image_hashes': splits.image_hashes(table, split)}
     if opt.splits:
         description['splits_file'] = splits.split_file.describe(opt)
@@ -115,11 +111,6 @@ def pipelines(opt, input_size):
     """The (training, evaluation) pipelines of --dataset for images of the size `input_size`."""
     module = choose(DATASETS, opt.dataset, '--dataset')
     return transforms.select(opt, input_size, getattr(module, 'CHARACTERS', False))
-
-
-def reader(table):
-    """The function that reads an image of the table: path or Box -> Photo."""
-    return functools.partial(open_photo, whites=deep_whites(table.paths))
 
 
 def without_bad_images(table):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from datasets import boxes, decoding
-from utilities.command_line import is_text
+from flags.command_line import is_text
 from utilities.errors import UserError
 
 AHEAD = 8          # images to open before the first one is decoded; they take memory unless they are JPEG files
@@ -29,6 +29,7 @@ class ImageTable:
     coarser: such mappings for the levels above the super-classes, from the nearest level up.
     ignored: files and folders among the images that are not images.
     groups:  None, or the group (camera, place, day) of each image.
+    roles:   None, or whether each image is a query and whether it is in the gallery, in the split of its part.
     boxes:   None, or the boxes.Box of each image, the part of its file that is read.
     """
     paths: list
@@ -38,6 +39,7 @@ class ImageTable:
     coarser: list = field(default_factory=list)
     ignored: list = field(default_factory=list)
     groups: list | None = None
+    roles: list | None = None
     boxes: list | None = None
 
     @property
@@ -47,7 +49,7 @@ class ImageTable:
 
     def keep(self, chosen):
         """The table of the images `chosen` (a list of indices) only."""
-        columns = {name: getattr(self, name) for name in ('paths', 'classes', 'parts', 'groups', 'boxes')}
+        columns = {name: getattr(self, name) for name in ('paths', 'classes', 'parts', 'groups', 'roles', 'boxes')}
         return replace(self, **{name: [column[i] for i in chosen] for name, column in columns.items() if column})
 
 
@@ -70,22 +72,20 @@ class ImageSet(torch.utils.data.Dataset):
     class_names: the classes, sorted.
     superclasses: the super-class of each class, or None; levels: this list, then such lists of coarser super-classes.
     transform:   a pipeline.Pipeline.
-    read:        path or Box -> decoding.Photo: boxes.open_photo, or a function that knows more of the data set.
     is_query:    None if every image is a query and all others are its gallery; else bool [N]: True for the queries,
                  False for their gallery.
     in_gallery:  None, or bool [N]: the gallery, where queries are in it, too.
     is_distractor: None, or bool [N]: gallery images that are never queries or positives.
     groups:      None, or an array [N] of strings: the group (camera, place, day) of each image.
-    kept:        None, or the kept_features.KeptFeatures in which the images' features are looked up.
+    features:    None, or the features.FixedFeatures with the features that take the images' place.
     """
 
-    def __init__(self, table, chosen, transform, read=boxes.open_photo):
+    def __init__(self, table, chosen, transform):
         table = table.keep(chosen)
         self.paths = table.paths
         self.sources = table.sources
         self.transform = transform
-        self.read = read
-        self.kept = None
+        self.features = None
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
         self.class_names = names.tolist()
         self.labels = labels.astype(np.int64)
@@ -97,14 +97,16 @@ class ImageSet(torch.utils.data.Dataset):
         parts = set(table.parts or ())
         if 'distractor' in parts:
             self.is_distractor = np.array([part == 'distractor' for part in table.parts])
-        if {'query', 'gallery'} <= parts:
+        if table.roles and not all(map(all, table.roles)):
+            self.is_query, self.in_gallery = np.array(table.roles).T
+        elif {'query', 'gallery'} <= parts:
             self.is_query = np.array([part == 'query' for part in table.parts])
         elif self.is_distractor is not None:
             self.is_query = ~self.is_distractor
             self.in_gallery = np.ones(len(self), bool)
 
     def __getstate__(self):
-        return vars(self) | {'kept': None}                 # data workers do not need it, and it holds networks
+        return vars(self) | {'features': None}                 # data workers do not need it, and it holds networks
 
     @property
     def n_classes(self):
@@ -154,7 +156,7 @@ class ImageSet(torch.utils.data.Dataset):
         index, seed = as_pair(item)
         with restored_generators(seed is not None):
             seed_generators(seed)
-            image = self.transform(self.read(self.sources[index]))
+            image = self.transform(boxes.open_photo(self.sources[index]))
         return image, int(self.labels[index]), int(index)
 
     def loaded(self, items):
@@ -170,7 +172,7 @@ class ImageSet(torch.utils.data.Dataset):
         with restored_generators(any(seed is not None for _, seed in items)):
             for start in range(0, len(items), AHEAD):
                 group = items[start:start + AHEAD]
-                photos = [self.read(self.sources[index]) for index, _ in group]
+                photos = [boxes.open_photo(self.sources[index]) for index, _ in group]
                 sampled = []
                 for photo, (_, seed) in zip(photos, group, strict=True):
                     seed_generators(seed)

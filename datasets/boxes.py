@@ -186,9 +186,9 @@ def upright_sizes(paths):
     return [found[path] for path in paths]
 
 
-def open_photo(source, whites=None):
+def open_photo(source):
     """As decoding.open_photo; for a Box, the Photo of this part. Raises UserError if the box exceeds the image."""
-    photo = decoding.open_photo(image_path(source), whites)
+    photo = decoding.open_photo(image_path(source))
     return cropped(photo, source) if isinstance(source, Box) else photo
 
 
@@ -202,17 +202,7 @@ def read_upright(source):
 
 
 def cropped(photo, box):
-    """
-    The Photo of a box. Decoded at reduced size, it begins and ends at the nearest of the pixels of the reduced photo.
-    """
+    """The Photo of a box."""
     box.require_inside(photo.width, photo.height)
-
-    def decode(scale):
-        pixels = photo.decode(scale)
-        if pixels.shape[:2] == (photo.height, photo.width):
-            scale = 1
-        top, left = (min(round(start / scale), n - 1) for start, n in zip(box[2:0:-1], pixels.shape[:2], strict=True))
-        return np.ascontiguousarray(pixels[top:max(round(box.bottom / scale), top + 1),
-                                           left:max(round(box.right / scale), left + 1)])
-
-    return Photo(box.bottom - box.top, box.right - box.left, decode)
+    return Photo(box.bottom - box.top, box.right - box.left, lambda: np.ascontiguousarray(
+        photo.decode()[box.top:box.bottom, box.left:box.right]))

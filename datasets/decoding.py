@@ -1,4 +1,4 @@
-"""Reads the size of image files, and decodes their pixels when they are needed, at reduced size if that is enough."""
+"""Reads the size of image files, and decodes their pixels when they are needed."""
 import contextlib
 import functools
 import importlib.util
@@ -8,16 +8,12 @@ import os
 import re
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
-from tqdm import tqdm
 
-from datasets import depth
-from utilities import stopping
 from utilities.errors import UserError
 
 # The raster formats to read, by Pillow's names, and their file name extensions, for which folders are searched.
@@ -27,8 +23,9 @@ FORMATS = {'JPEG': ('.jpg', '.jpeg', '.jfif'), 'PNG': ('.png',), 'BMP': ('.bmp',
            'TIFF': ('.tif', '.tiff'), 'WEBP': ('.webp',), 'PPM': ('.ppm', '.pgm'), 'AVIF': ('.avif',),
            'JPEG2000': ('.jp2',), 'HEIF': ('.heic', '.heif')}
 NEEDS = {'AVIF': 'avif', 'WEBP': 'webp', 'JPEG2000': 'jpg_2000'}         # Pillow's features, by format
-MAY_BE_DEEP = ('PNG', 'TIFF', 'PPM', 'JPEG2000')                         # formats of more than 8 bits per channel
 TRANSPARENT = ('RGBA', 'LA', 'PA')
+DEEP_COLOURS = re.compile(';16[BLN]')        # in Pillow's name of 16-bit colours, of which it loads the upper bytes
+DARK = 16                                                               # of 255: darker images look black
 MAX_SCANS = 100              # limit of a JPEG file, as in libtiff; usual files have 1 to 10, each as slow as an image
 SCAN, END = 0xDA, 0xD9                                                   # markers of a JPEG file
 MARKER = re.compile(rb'\xff([^\x00\x01\xd0-\xd8\xff])')                 # markers with a length after them, and END
@@ -42,15 +39,14 @@ class Photo:
     An image whose pixels are decoded when they are needed; np.asarray gives all of them.
 
     height, width: in pixels, upright.
-    decode: scale (1, 2, 4 or 8) -> uint8 [ceil(height / scale), ceil(width / scale), 3], or [height, width, 3] if the
-            image cannot be decoded at this scale; for a grey image, the last dimension may be 1.
+    decode: () -> uint8 [height, width, 3]; for a grey image, the last dimension may be 1.
     """
     height: int
     width: int
     decode: Callable
 
     def __array__(self, dtype=None, copy=None):
-        return np.array(self.decode(1), dtype, copy=copy)
+        return np.array(self.decode(), dtype, copy=copy)
 
 
 @contextlib.contextmanager
@@ -142,64 +138,45 @@ def shown(path):
     return os.fsencode(path).decode(errors='backslashreplace')
 
 
-def upright(image, whites=None):
+def upright(image):
     """
-    An opened PIL image -> the decoded image, upright, in RGB or, if it is grey, in L.
-
-    whites: {kind of values: value that becomes 255} of deep_whites, for images of more than 8 bits per channel; None:
-            by the image's own values. Raises depth.OutOfRange for values that are neither, and TooManyScans.
+    An opened PIL image -> the decoded image, upright, in RGB or, if it is grey, in L. Raises TooManyScans, and
+    ValueError as in_8_bits().
     """
     check_scans(image)
-    white = (whites or {}).get(depth.kind(image))
-    if depth.has_deep_colours(image):
-        if white is None:
-            with Image.open(image.fp, formats=[image.format]) as twin:     # once loaded, colours have lost their depth
-                white = depth.white(twin)
-        if white == 255:
-            depth.keep_lower_bytes(image)
+    # a loaded image of colours no longer tells how many bits they had
+    is_deep = image.mode[0] in 'IF' or DEEP_COLOURS.search(str(getattr(image, 'tile', ())[:1]))
     ImageOps.exif_transpose(image, in_place=True)                          # loads it
-    if depth.kind(image):
-        image = depth.in_8_bits(image, white)
+    if is_deep:
+        image = in_8_bits(image)
     if image.mode in TRANSPARENT or 'transparency' in image.info:
         image = image.convert('RGBA')
         image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
     return image if image.mode in ('RGB', 'L') else image.convert('L' if image.mode == '1' else 'RGB')
 
 
-def deep_whites(paths):
+def in_8_bits(image):
     """
-    {kind of values: value that is white} for the images of more than 8 bits per channel among the files `paths`, found
-    from all files of a kind; prints it. Raises UserError for a file whose values have no known white.
+    A loaded PIL image of more than 8 bits per channel -> the image in 8 bits. White is 65,535, or 1 in floats; of
+    integers, the upper bytes are kept. Raises ValueError for values out of this range, and for an image that would be
+    black, such as one with 8-bit values in a 16-bit file.
     """
-    suffixes = {suffix for name in MAY_BE_DEEP for suffix in FORMATS[name]}
-    files = sorted({str(path) for path in paths if os.path.splitext(path)[1].lower() in suffixes})
-    found = {kind: set() for kind in depth.WHITES}
-
-    def look(path):
-        stopping.check()
-        try:
-            with named(path), opened(path) as image:
-                kind = depth.kind(image)
-                if kind and not (kind == '16-bit' and 65535 in found[kind]):        # no value can exceed it
-                    found[kind].add(depth.white(image))
-                return kind
-        except UserError as error:
-            if isinstance(error.__context__, depth.OutOfRange):
-                raise
-            return None                                                    # loading this image names it
-
-    with ThreadPoolExecutor() as pool:
-        kinds = list(tqdm(pool.map(look, files), total=len(files), desc='depth of images', disable=None, leave=False))
-    whites = {kind: max(values) for kind, values in found.items() if values}
-    for kind, white in whites.items():
-        print(f'Note: {kinds.count(kind):,} images have {kind} values: {white:,} is white')
-    return whites
+    if image.mode[0] in 'IF':
+        values = np.asarray(image)
+        if not (values.min() >= 0 and values.max() <= (1 if image.mode == 'F' else 65535)):       # or NaN
+            raise ValueError(f'its values lie between {values.min():g} and {values.max():g}; expected floats in '
+                             '[0, 1], or integers from 0 to 65,535')
+        image = Image.fromarray((np.rint(values * 255) if image.mode == 'F' else values >> 8).astype(np.uint8))
+    if image.convert('L').getextrema()[1] < DARK:
+        raise ValueError('it would be black: it has more than 8 bits per channel, where white is 65,535, or 1 in '
+                         'floats, but only dark values; save it with 8 bits per channel')
+    return image
 
 
 def read_upright(path, limit=None, side=None):
     """
     The image at `path` as a PIL image in RGB or, if it is grey, in L: rotated upright as EXIF says, transparency
-    replaced by white, more than 8 bits per channel scaled to 8 by the image's own values.
+    replaced by white, more than 8 bits per channel reduced to 8.
 
     side: None, or a number of pixels: a JPEG file is decoded at the smallest size whose shorter side has at least as
           many; the limit then applies to that size.
@@ -224,29 +201,28 @@ def upright_size(path):
         return (height, width) if orientation in (5, 6, 7, 8) else (width, height)
 
 
-def open_photo(path, whites=None):
+def open_photo(path):
     """
-    The Photo at `path`, with the pixels of read_upright; whites: as in upright(). Raises UserError like read_upright,
-    either here or when the Photo is decoded. Upright JPEG files are decoded later, at any scale; all others here.
+    The Photo at `path`, with the pixels of read_upright. Raises UserError like read_upright, either here or when the
+    Photo is decoded. Upright JPEG files are decoded later, all others here.
     """
     with named(path):
         file = io.BytesIO(Path(path).read_bytes())
         with opened(file) as image:
-            if not can_be_reduced(image):
-                pixels = channels_last(upright(image, whites))
-                return Photo(*pixels.shape[:2], lambda scale: pixels)
+            if not is_upright_jpeg(image):
+                pixels = channels_last(upright(image))
+                return Photo(*pixels.shape[:2], lambda: pixels)
             width, height = image.size
 
-    def decode(scale):
+    def decode():
         with named(path), opened(file) as image:
-            image.draft(image.mode, (width // scale, height // scale))
             return channels_last(upright(image))
 
     return Photo(height, width, decode)
 
 
-def can_be_reduced(image):
-    """Whether an opened PIL image is an upright JPEG image in RGB or L."""
+def is_upright_jpeg(image):
+    """Whether an opened PIL image is a JPEG image in RGB or L that EXIF does not rotate."""
     is_jpeg = image.format in ('JPEG', 'MPO') and image.mode in ('RGB', 'L')
     return is_jpeg and image.getexif().get(ExifTags.Base.Orientation, 1) == 1
 

@@ -11,8 +11,7 @@ from datasets import image_list
 from datasets.base import ImageTable, class_folders, files_in, find, image_files, subfolders
 from utilities.errors import UserError
 
-PART_OF_FOLDER = {'train': 'train', 'training': 'train', 'val': 'val', 'valid': 'val', 'validation': 'val',
-                  'test': 'test', 'query': 'query', 'gallery': 'gallery'}
+PART_OF_FOLDER = {name: part for name, part in image_list.PARTS.items() if part != 'distractor'}
 PART_OF_PERSONS = {'bounding_box_train': 'train', 'query': 'query', 'bounding_box_test': 'gallery'}
 WHERE = ('images/<class>/*.jpg (or .png ...), also in folders of super-classes; or train/<class>/*.jpg and '
          'test/<class>/*.jpg; or images anywhere that --csv FILE lists')
@@ -22,7 +21,15 @@ def load(opt):
     if opt.download:
         raise UserError('--download: --dataset folder is your own data; there is nothing to download')
     if opt.csv:
-        return image_list.read(Path(opt.csv), Path(opt.source_path), with_groups='across' in opt.eval_level)
+        return image_list.read(Path(opt.csv), Path(opt.source_path), opt.csv_columns,
+                               with_groups='across' in opt.eval_level)
+    table = of_folders(opt)
+    image_list.note_similar_labels(f'--source_path {opt.source_path}', set(table.classes))
+    return table
+
+
+def of_folders(opt):
+    """The table of the folder images/ in --source_path, or of an official split there."""
     source = Path(opt.source_path)
     if os.path.isdir(source) and not os.path.exists(source / 'images'):
         table = official_split(source)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from datasets.base import class_folders
 from utilities import stopping
-from utilities.files import remove_stale
+from utilities.files import cache_folder, remove_stale
 
 CHARACTERS = True            # its images must not be flipped or cropped
 VERSION = 1
@@ -38,8 +38,7 @@ def folder():
     """The folder of the images, with a hash of the fonts in its name; renders the images if it does not exist."""
     fonts = font_files()
     origin = hashlib.sha256(repr([VERSION, [(font.name, zlib.crc32(font.read_bytes())) for font in fonts]]).encode())
-    cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'deep_metric_learning'
-    path = cache / f'glyphs_{origin.hexdigest()[:8]}'
+    path = cache_folder() / f'glyphs_{origin.hexdigest()[:8]}'
     if not path.exists():
         render_all(fonts, path)
     return path

@@ -5,54 +5,74 @@ import functools
 import os
 import re
 import unicodedata
+from itertools import zip_longest
 
 from datasets import boxes
 from datasets.base import ImageTable, check_names
+from flags.command_line import shortened
 from utilities.errors import UserError
 
-COLUMNS = ('path', 'label', 'split', 'group', *boxes.COLUMNS)
-PARTS = ('train', 'val', 'test', 'query', 'gallery', 'distractor')
+ROLES = ('is_query', 'is_gallery')
+COLUMNS = ('path', 'label', 'split', 'group', *ROLES, *boxes.COLUMNS)
+PARTS = {'train': 'train', 'training': 'train', 'val': 'val', 'valid': 'val', 'validation': 'val', 'test': 'test',
+         'query': 'query', 'gallery': 'gallery', 'distractor': 'distractor'}
+TRUTH = {'true': True, '1': True, '1.0': True, 'false': False, '0': False, '0.0': False}     # as pandas writes them
 
 
-def read(file, source_path, with_groups=False):
+def read(file, source_path, names=(), with_groups=False):
     """
     The images of a CSV file with columns path, label and, optionally, split, group and those of a box; paths are
     relative to source_path. Columns whose names begin with "superclass" give the super-class of each label, from the
-    nearest level to the coarsest. with_groups: whether the column group is read.
+    nearest level to the coarsest.
+
+    names: of --csv_columns. with_groups: whether the column group is read.
     """
     try:
         with open(file, newline='', encoding='utf-8-sig') as opened:
-            reader = csv.DictReader(opened)
-            numbered = [(reader.line_num, row) for row in reader]
-            columns = reader.fieldnames or []
+            reader = csv.reader(opened)
+            columns = renamed(file, next(reader, []), names)
+            numbered = []
+            line = reader.line_num
+            for fields in reader:
+                if fields:                                                   # no blank line
+                    numbered.append((line + 1, dict(zip_longest(columns, fields))))
+                line = reader.line_num
     except OSError as error:
         raise UserError(f'--csv {file}: {error.strerror}') from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
         raise UserError(f'--csv {file}: not a CSV file in UTF-8 ({error})') from None
+    except csv.Error as error:
+        raise UserError(f'--csv {file}, before line {reader.line_num}: {error}; a double quote may not be closed'
+                        ) from None
     if not numbered or not {'path', 'label'} <= set(columns):
         found = f'the columns {", ".join(columns)}' if numbered else 'no row'
-        raise UserError(f'--csv {file}: expected a header with the columns path,label[,split] and one row per image, '
-                        f'found {found}')
+        raise UserError(f'--csv {file}: expected a header with the columns path,label and one row per image, found '
+                        f'{found}; --csv_columns label=NAME reads another column, and docs/data.md has the optional '
+                        'ones')
     of_boxes = boxes.columns_of(file, columns)
     check_columns(file, columns, of_boxes)
+    check_line_breaks(file, numbered, of_boxes)
     lines = [line for line, _ in numbered]
     rows = [stripped(row) for _, row in numbered]
     for line, row in zip(lines, rows, strict=True):
         if None in row:
             raise UserError(f'--csv {file}, line {line}: more fields than the header has; put fields that contain '
                             'a comma in double quotes')
-        if not row['path'] or not row['label'] or ('split' in row and row['split'] not in PARTS):
-            also = f', and split must be one of {", ".join(PARTS)}' if 'split' in row else ''
-            raise UserError(f'--csv {file}, line {line}: path and label must not be empty{also}')
-    note_similar_labels(file, {row['label'] for row in rows})
+        if not row['path'] or not row['label']:
+            raise UserError(f'--csv {file}, line {line}: path and label must not be empty')
+        if 'split' in row:
+            row['split'] = choose_part(file, line, row['split'] or '')
+    note_similar_labels(f'--csv {file}', {row['label'] for row in rows})
     with_groups = with_groups and 'group' in columns
     check_groups(file, rows, lines, with_groups)
-    paths = [source_path / row['path'] for row in rows]
+    paths = located(f'--csv {file}', source_path, [row['path'] for row in rows])
     superclasses, *coarser = [read_superclasses(file, rows, lines, column) for column in columns
                               if column.startswith('superclass')] or [{}]
     table = ImageTable(paths, [row['label'] for row in rows], superclasses=superclasses, coarser=coarser)
     if 'split' in columns:
         table.parts = [row['split'] for row in rows]
+    if {*ROLES} & {*columns}:
+        table.roles = [read_roles(file, line, row) for line, row in zip(lines, rows, strict=True)]
     if with_groups:
         table.groups = [row['group'] for row in rows]
     if of_boxes:
@@ -60,11 +80,110 @@ def read(file, source_path, with_groups=False):
     return without_repeats(file, table, lines)
 
 
+def renamed(file, columns, names):
+    """
+    The names of a file's columns as they are read, by `names`, the values NAME=COLUMN of --csv_columns. Raises
+    UserError for a column that the file does not have.
+    """
+    own = {}
+    for entry in names:
+        name, _, column = entry.partition('=')
+        if column not in columns:
+            raise UserError(f'--csv_columns {entry}: {file} has no such column, but {", ".join(columns)}')
+        if column in own:
+            raise UserError(f'--csv_columns {entry}: the column is read as {own[column]} already; copy it in the file')
+        own[column] = name
+    replaced = {name: f'{name} of the file' for name in own.values()}               # another column has its name
+    return [own.get(column, replaced.get(column, column)) for column in columns]
+
+
+def choose_part(file, line, text):
+    """The official part that a value of the column split names, in capitals or not."""
+    if text.lower() not in PARTS:
+        raise UserError(f'--csv {file}, line {line}: split must be one of {", ".join(dict.fromkeys(PARTS.values()))}, '
+                        f'not {text or "empty"}')
+    return PARTS[text.lower()]
+
+
+def read_roles(file, line, row):
+    """
+    Whether a row's image is a query, and whether it is in the gallery, by its columns is_query and is_gallery; if one
+    of them is missing, it is the opposite of the other. A training image has no role, which is as if it had both.
+    """
+    if 'split' not in row:
+        raise UserError(f'--csv {file}: is_query and is_gallery need a column split, with train for training images')
+    if row['split'] == 'train':
+        return True, True
+    if row['split'] == 'distractor':
+        return False, True
+    if row['split'] in ('query', 'gallery'):
+        raise UserError(f'--csv {file}, line {line}: split {row["split"]} says what is_query and is_gallery would; '
+                        'give test, or leave the two columns out')
+    found = {}
+    for name in ROLES:
+        if name in row:
+            text = row[name] or 'nothing'
+            if text.lower() not in TRUTH:
+                raise UserError(f'--csv {file}, line {line}: {name} must be true or false, not {text}')
+            found[name] = TRUTH[text.lower()]
+    is_query = found['is_query'] if 'is_query' in found else not found['is_gallery']
+    in_gallery = found.get('is_gallery', not is_query)
+    if not is_query and not in_gallery:
+        raise UserError(f'--csv {file}, line {line}: the image is neither query nor gallery; remove the row')
+    return is_query, in_gallery
+
+
+def line_breaks(row):
+    """The number of line breaks within the fields of a row."""
+    return sum(len(re.findall('\r\n|\r|\n', text)) for text in row.values() if isinstance(text, str))
+
+
+def check_line_breaks(file, numbered, of_boxes):
+    """
+    Raises UserError for a line break in a field that is read; prints how many rows have one in another field.
+
+    numbered: [(line, row)]. of_boxes: the columns of boxes.
+    """
+    broken = [(line, row) for line, row in numbered if line_breaks(row)]
+    for line, row in broken:
+        for name, text in row.items():
+            is_read = name in (*COLUMNS, *of_boxes) or str(name).startswith('superclass')
+            if is_read and line_breaks({name: text}):
+                raise UserError(f'--csv {file}, line {line}: {name} has a line break ({shortened(ascii(text))}); a '
+                                'double quote is not closed, or remove the line break')
+    if broken:
+        print(f'Note: --csv {file}: {len(broken):,} rows have line breaks in columns that are not read, the first in '
+              f'line {broken[0][0]}; if a double quote is not closed there, the rows that follow it are lost')
+
+
+def located(where, folder, names, stream=None):
+    """
+    The paths in `folder` that a list names. Where there is no such file, but one without blanks at its ends and with /
+    for each backslash, it is this file; prints how many. where: for the note. stream: None: sys.stdout.
+    """
+    paths = []
+    n_changed = 0
+    for name in names:
+        path = folder / name
+        other = folder / name.strip().replace('\\', '/')
+        if other != path and not os.path.isfile(path) and os.path.isfile(other):
+            path = other
+            n_changed += 1
+        paths.append(path)
+    if n_changed:
+        print(f'Note: {where}: {n_changed:,} of {len(paths):,} paths are read with / for backslashes, and without '
+              'blanks at their ends', file=stream)
+    return paths
+
+
 def stripped(row):
     """A row {column: text or None} with its texts, but for the path, stripped of blanks and in Unicode's NFC."""
-    texts = {name: unicodedata.normalize('NFC', text.strip()) for name, text in row.items()
-             if name != 'path' and isinstance(text, str)}
+    texts = {name: normalized(text) for name, text in row.items() if name != 'path' and isinstance(text, str)}
     return row | texts
+
+
+def normalized(text):
+    return unicodedata.normalize('NFC', text.strip())
 
 
 def check_columns(file, columns, of_boxes):
@@ -87,18 +206,22 @@ def check_columns(file, columns, of_boxes):
         print(f'Note: --csv {file}: these columns are not read: {", ".join(unknown)}')
 
 
-def note_similar_labels(file, labels):
-    """Prints labels that are one number, such as 1 and 1.0, or differ in upper and lower case only."""
+def note_similar_labels(where, labels):
+    """
+    Prints labels that are one number, such as 1 and 1.0, or differ in capitals, in blanks at their ends or in Unicode's
+    form only. where: for the note.
+    """
     alike = {}
     for label in sorted(labels):
-        is_number = re.fullmatch(r'[+-]?\d+(\.\d*)?', label)
-        key = float(label) if is_number else label.casefold()
-        alike.setdefault(key, []).append(label)
+        text = normalized(label)
+        is_number = re.fullmatch(r'[+-]?\d+(\.\d*)?', text)
+        key = float(text) if is_number else text.casefold()
+        alike.setdefault(key, []).append(label if label == text else ascii(label))
     pairs = [' and '.join(found) for found in alike.values() if len(found) > 1]
     if pairs:
         more = f', and {len(pairs) - 3:,} more' if len(pairs) > 3 else ''
-        print(f'Note: --csv {file}: these labels are different classes, although they are one number or differ in case '
-              f'only: {", ".join(pairs[:3])}{more}')
+        print(f'Note: {where}: these labels are different classes, although they are one number, or differ in capitals '
+              f'or blanks only: {", ".join(pairs[:3])}{more}')
 
 
 def without_repeats(file, table, lines):
@@ -110,7 +233,10 @@ def without_repeats(file, table, lines):
     real_folder = functools.cache(os.path.realpath)                      # a large list names few folders
     first = {}
     conflicts = []
-    entries = list(zip(table.classes, table.parts or [''] * len(lines), strict=True))
+    no_values = [''] * len(lines)
+    roles = [' and '.join(name for name, has in zip(('query', 'gallery'), role, strict=True) if has)
+             for role in table.roles or ()]
+    entries = list(zip(table.classes, table.parts or no_values, roles or no_values, strict=True))
     for i, source in enumerate(table.sources):
         path = boxes.image_path(source)
         place = os.path.join(real_folder(path.parent), path.name)        # the same for ./a.jpg, and for links
@@ -123,7 +249,8 @@ def without_repeats(file, table, lines):
     if conflicts:
         where = ' and '.join(f'as {" ".join(entries[i]).strip()} in line {lines[i]}' for i in conflicts[0])
         raise UserError(f'--csv {file}: {len(conflicts):,} rows list an image again under another label or split, the '
-                        f'first: {table.sources[conflicts[0][1]]}, {where}; keep one row of each')
+                        f'first: {table.sources[conflicts[0][1]]}, {where}; keep one row of each, where is_query and '
+                        'is_gallery may both be true')
     if len(first) < len(lines):
         print(f'Note: --csv {file}: {len(lines) - len(first):,} of {len(lines):,} rows list an image again and are '
               'left out')

@@ -3,7 +3,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torchvision.transforms import v2
 
@@ -54,11 +53,8 @@ class Pipeline:
     transforms: torchvision's, or other functions of a PIL image or tensor; `pixels` says what the last one may return.
                 If the first one is a crop or a resizing, only the pixels that it needs are copied. Grey
                 images have one channel until the end, since all transforms treat all channels alike.
-    decode:     exact: Pillow's pixels. fast: JPEG files are decoded at reduced size if that is enough, and other images
-                are resized by torch instead of Pillow.
     """
     transforms: list
-    decode: str = 'exact'
 
     def __call__(self, photo):
         image = self.collate([self.load(photo, self.sample(photo))])[0]
@@ -82,7 +78,8 @@ class Pipeline:
         first, *others = self.transforms
         if chosen:
             crop, flip = chosen
-            return self.pixels(flipped(self.resized(photo, first.size, **crop), flip))
+            image = self.resized(photo, first.size, **crop)
+            return self.pixels(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else image)
         if isinstance(first, v2.RandomResizedCrop):
             image = self.resized(photo, first.size, **first.make_params([blank(photo.height, photo.width)]))
         elif isinstance(first, v2.Resize):
@@ -108,9 +105,13 @@ class Pipeline:
         return batch.permute(0, 3, 1, 2)
 
     def resized(self, photo, size, top, left, height, width):
-        """A region of the photo, resized to `size`: a PIL image, or a uint8 tensor [3 or 1, *size]."""
-        resize = resized_fast if self.decode == 'fast' else resized_by_pillow
-        return resize(photo, size, top, left, height, width, self.transforms[0].interpolation.value)
+        """
+        The region of the photo of `height` x `width` pixels at (top, left), resized to `size`, (height, width), by
+        Pillow.
+        """
+        region = as_pillow(np.asarray(photo), top, left, height, width)
+        method = Image.Resampling[self.transforms[0].interpolation.value.upper()]
+        return region.resize((size[1], size[0]), method)
 
     @staticmethod
     def pixels(image):
@@ -137,12 +138,6 @@ def blank(height, width):
     return torch.empty(1, height, width, device='meta')
 
 
-def flipped(image, flip):
-    if not flip:
-        return image
-    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if isinstance(image, Image.Image) else image.flip(2)
-
-
 def as_pillow(pixels, top=0, left=0, height=None, width=None):
     """
     A region of a contiguous uint8 array [H, W, 3 or 1], by default all of it, as a PIL image in RGB or L.
@@ -158,41 +153,6 @@ def as_pillow(pixels, top=0, left=0, height=None, width=None):
     image = Image.new(mode, (width, height), None)                      # None: its pixels are not initialised
     image.frombytes(pixels.reshape(-1)[start * n_channels:stop * n_channels], 'raw', mode, stride, 1)
     return image
-
-
-def resized_by_pillow(photo, size, top, left, height, width, interpolation='bilinear'):
-    """
-    The region of the photo of `height` x `width` pixels at (top, left), resized to `size`, (height, width).
-    interpolation: bilinear or bicubic.
-    """
-    region = as_pillow(np.asarray(photo), top, left, height, width)
-    return region.resize((size[1], size[0]), Image.Resampling[interpolation.upper()])
-
-
-def resized_fast(photo, size, top, left, height, width, interpolation='bilinear'):
-    """As resized_by_pillow, of a photo decoded at reduced size if that is enough; otherwise by torch, as a tensor."""
-    pixels, y, x = reduced(photo, size, height, width)
-    if y < 1:                               # the region may begin or end within a pixel, which only Pillow supports
-        box = left * x, top * y, min((left + width) * x, pixels.shape[1]), min((top + height) * y, pixels.shape[0])
-        return as_pillow(pixels).resize((size[1], size[0]), Image.Resampling[interpolation.upper()], box)
-    return resized_tensor(pixels[top:top + height, left:left + width], size, interpolation)
-
-
-def resized_tensor(region, size, interpolation):
-    """uint8 [h, w, 3 or 1], an array -> uint8 [3 or 1, *size], a tensor."""
-    images = torch.from_numpy(region.copy())[None].permute(0, 3, 1, 2)     # the layout that torch resizes fastest
-    return F.interpolate(images, size, mode=interpolation, antialias=True)[0]
-
-
-def reduced(photo, size, height, width):
-    """
-    The photo, decoded at the smallest size at which a region of `height` x `width` pixels still has at least `size`:
-    uint8 [h, w, 3 or 1], and the factors of vertical and of horizontal distances.
-    """
-    least = min(height / size[0], width / size[1])
-    scale = next((scale for scale in (8, 4, 2) if least >= scale), 1)
-    pixels = np.array(photo) if isinstance(photo, Image.Image) else photo.decode(scale)
-    return pixels, pixels.shape[0] / photo.height, pixels.shape[1] / photo.width
 
 
 def size_after(resize, photo):

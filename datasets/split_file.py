@@ -5,7 +5,7 @@ NeurIPS 2021, https://arxiv.org/abs/2107.09562).
 import json
 from pathlib import Path
 
-from utilities.command_line import UniqueKeys, read_yaml
+from flags.command_line import UniqueKeys, read_yaml
 from utilities.errors import UserError
 from utilities.files import file_hash
 

@@ -213,8 +213,10 @@ def split(opt, table):
                                                ('fold', chosen in FOLDED), ('n_folds', chosen in FOLDED),
                                                ('test_size', opt.split_scheme in RANGED or opt.test_size != 0.5))
                     if is_used]
+            is_val_only = name == 'test' and table.parts and 'val' in splits
+            marked = '; mark images as test, not only as val' if is_val_only else ''
             raise UserError(f'--dataset {opt.dataset}: the {name} split is empty ({len(set(table.classes))} classes in '
-                            'all' + ''.join(f', --{flag} {getattr(opt, flag)}' for flag in used) + ')')
+                            'all' + ''.join(f', --{flag} {getattr(opt, flag)}' for flag in used) + f'){marked}')
     return {name: splits[name] for name in ('train', 'val', 'test') if splits.get(name)}
 
 
@@ -243,7 +245,7 @@ def image_hashes(table, splits):
     gives them. Files are named below the folder that they have in common, so that data may move.
     """
     levels = [table.superclasses, *table.coarser]
-    columns = {'files': table.paths, 'labels': table.classes, 'groups': table.groups,
+    columns = {'files': table.paths, 'labels': table.classes, 'groups': table.groups, 'roles': table.roles,
                'boxes': table.boxes and [box[1:5] for box in table.boxes],
                'super-classes': any(levels) and [[level.get(name) for level in levels] for name in table.classes]}
     found = {}

@@ -3,7 +3,7 @@ Augmentations: the training and the evaluation transforms of images, for a `size
 
 Each function imports torchvision itself, which takes as long as torch, so that flags are read without it.
 """
-from utilities.command_line import shown
+from flags.command_line import shown
 from utilities.errors import UserError, choose
 from utilities.image_size import scaled, sides
 
@@ -127,7 +127,7 @@ def select(opt, size, are_characters=False):
         training = FITS[opt.eval_fit](size) if name == 'none' else training
     adapt(opt, size, training, evaluation)
     training = with_further(opt, training, fill=255 if name == 'characters' else None)
-    return Pipeline(training, opt.decode), Pipeline(evaluation, opt.decode)
+    return Pipeline(training), Pipeline(evaluation)
 
 
 def adapt(opt, size, training, evaluation):

@@ -1,6 +1,6 @@
 """Evaluates one network: which images (protocol.py), the metrics of their embeddings (metrics.py), and pictures."""
 from evaluation import curves, geometry, ranking, why
-from evaluation.embedding import embed, independent_of_batch
+from evaluation.embedding import embed, embed_batch, features_suffice, network_outputs, pooled_features
 from evaluation.metrics import METRICS, Pool, compute, parse
 from evaluation.pictures import PICTURES, distances_by_split, draw
 from evaluation.protocol import (
@@ -19,7 +19,8 @@ from evaluation.protocol import (
 )
 from evaluation.titles import table
 
-__all__ = ['METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'compute',
-           'curves', 'distances_by_split', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry',
-           'independent_of_batch', 'metric_and_level', 'parse', 'ranking', 'show', 'split_of_pictures',
-           'splits_to_evaluate', 'storage_metrics', 'table', 'validate', 'why', 'write_embeddings']
+__all__ = ['METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'compute', 'curves',
+           'distances_by_split', 'draw', 'embed', 'embed_batch', 'embed_splits', 'evaluate', 'features_suffice',
+           'geometry', 'metric_and_level', 'network_outputs', 'parse', 'pooled_features', 'ranking', 'show',
+           'split_of_pictures', 'splits_to_evaluate', 'storage_metrics', 'table', 'validate', 'why',
+           'write_embeddings']

@@ -4,7 +4,6 @@ embed_batch() says how images are embedded wherever nothing is trained; embed() 
 """
 import hashlib
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +17,6 @@ from utilities import exchange, processes, stopping
 from utilities.errors import RunFailed
 from utilities.files import atomic
 from utilities.image_size import scaled
-from utilities.kept_features import Batch
 from utilities.loading import Loader, evaluation_batches, evaluation_loader, network_input
 
 
@@ -26,19 +24,14 @@ def network_outputs(network, images, with_maps=False):
     """
     The network's embeddings [B, D], pooled features [B, F] and, if with_maps, feature maps for a batch of images.
 
-    images: [B, 3, H, W] as a loader gives them, on any device; or a kept_features.Batch of them. The features of a
-            Batch are looked up if they are kept, and otherwise computed, and kept if they may be.
+    images: [B, 3, H, W] as a loader gives them, on any device; or their pooled features [B, F], where the data set has
+            them, without maps.
     """
     device = network.mean.device
-    is_batch = isinstance(images, Batch)
-    features = images.features(network) if is_batch and not with_maps else None
-    if features is not None:
-        features = features.to(device)
+    if images.dim() == 2 and not with_maps:
+        features = images.to(device)
         return network.embedded(features), features
-    outputs = network(network_input(images, device), with_maps)
-    if is_batch:
-        images.keep(network, outputs[1])
-    return outputs
+    return network(network_input(images, device), with_maps)
 
 
 def embed_batch(network, images, views=()):
@@ -107,8 +100,6 @@ def embed(opt, model, images, name, features=False, autocast=None):
     loader = evaluation_loader(opt, images, batches[processes.rank()], model)
     bar = tqdm(loader, desc=f'embed {name}', leave=False, disable=None)
     for batch, _, indices in stopping.checked(bar):
-        if images.kept and not isinstance(batch, Batch):
-            batch = Batch(images, indices, batch)
         with precision:
             found = embed_batch(model, batch, opt.eval_views)
             norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before normalisation
@@ -130,18 +121,30 @@ def embed(opt, model, images, name, features=False, autocast=None):
 
 
 @torch.inference_mode()
-def independent_of_batch(opt, model, images):
+def pooled_features(opt, model, images, name):
+    """The pooled features [N, F] of an ImageSet, without --eval_views, in evaluation mode."""
+    model.eval()
+    loader = evaluation_loader(opt, images, evaluation_batches(opt, images)[0])
+    bar = tqdm(loader, desc=f'features of {name}', leave=False, disable=None)
+    return torch.cat([network_outputs(model, batch)[1].cpu() for batch, _, _ in stopping.checked(bar)])
+
+
+@torch.inference_mode()
+def features_suffice(embedding, model, images, rows, batches):
     """
-    Whether the kept features of an ImageSet equal, to the last bit, the features the network computes in training.
-    Two batches are compared: the last images in reversed order, and images from the whole set.
+    Whether embedding(model, batch) of the pooled features `rows` [N, F] of an ImageSet equals, to the last bit, that of
+    the images in these batches of indices.
     """
     model.eval()
-    n_pieces = math.ceil(opt.bs / (opt.micro_bs or opt.bs))
-    size = math.ceil(opt.bs / n_pieces)
-    batches = [(torch.arange(size).flip(0) - size) % len(images), torch.linspace(0, len(images) - 1, size).long()]
-    loader = Loader(images, batch_sampler=[batch.tolist() for batch in batches], generator=torch.Generator())
-    return all(torch.equal(model(network_input(batch, opt.device))[1].cpu(), Batch(images, indices).features(model))
-               for batch, _, indices in loader)
+    for batch, _, indices in Loader(images, batch_sampler=batches, generator=torch.Generator()):
+        expected = embedding(model, batch)
+        try:
+            found = embedding(model, rows[indices])
+        except Exception:  # edits of an embedding that need pixels raise all kinds of exceptions on features
+            return False
+        if not all(torch.equal(*pair) for pair in zip(found, expected, strict=True)):
+            return False
+    return True
 
 
 def write(embedded, file):

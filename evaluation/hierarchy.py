@@ -14,8 +14,8 @@ import functools
 import numpy as np
 import torch
 
+from evaluation.ranking.arrays import chunks, in_threads, pick
 from evaluation.ranking.nearest import distances
-from utilities.arrays import chunks, in_threads, pick
 
 CHUNK = 1 << 23              # scores that each thread computes at a time: 32 MB
 PART = 1 << 18               # scores that each thread sorts at a time: 2 MB with their order

@@ -10,8 +10,8 @@ import torch
 
 from evaluation import clustering, geometry, hierarchy, ranking, retrieval, verification
 from evaluation.ranking import neighbours, precision
+from evaluation.ranking.arrays import take_rows
 from records import columns
-from utilities.arrays import take_rows
 from utilities.errors import UserError, nearest
 
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from evaluation import geometry, ranking, verification
 from evaluation import why as explanations
 from evaluation.protocol import embed_splits, split_of_pictures
+from evaluation.ranking.arrays import chunks
 from evaluation.ranking.nearest import first, nearest, split_by_class
 from utilities import plotting, processes
-from utilities.arrays import chunks
 from utilities.errors import UserError
 from utilities.files import require_writable_folder
 from utilities.plotting import COLUMN, GREY, RIGHT, WRONG, new_figure

@@ -11,10 +11,10 @@ import torch
 from evaluation import geometry, titles
 from evaluation.embedding import compared, embed, write
 from evaluation.metrics import Pool, check_entry, compute, parse, registered
+from evaluation.ranking.arrays import take_rows
 from records import columns
 from records.columns import Column
 from utilities import processes
-from utilities.arrays import take_rows
 from utilities.errors import UserError, nearest
 from utilities.files import require_writable
 from utilities.randomness import preserved

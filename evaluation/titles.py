@@ -15,7 +15,7 @@ METRICS = {
     'dists@intra': 'intra', 'dists@inter': 'inter', 'dists@intra_over_inter': 'intra/inter', 'rho_spectrum@': 'rho@',
 }
 OF_OPEN_SET = {'os_auroc', 'os_oscr', 'os_baks', 'os_baus', 'os_gm'}
-DIFFERENCE, PUBLISHED = 'difference_', 'published_'       # prefixes of columns of tables: to a baseline, and of a paper
+DIFFERENCE = 'difference_'                                  # prefix of columns of tables: to a baseline
 
 
 def metric(name):
@@ -25,9 +25,8 @@ def metric(name):
     >>> metric('test_e_recall@4'), metric('train_nmi'), metric('test_parent_c_nmi'), metric('train_loss')
     ('R@4', 'train NMI', 'parent NMI (cosine)', 'train loss')
     """
-    for prefix, word in (DIFFERENCE, 'Δ'), (PUBLISHED, 'published'):
-        if name.startswith(prefix):
-            return f'{word} {metric(name.removeprefix(prefix))}'
+    if name.startswith(DIFFERENCE):
+        return f'Δ {metric(name.removeprefix(DIFFERENCE))}'
     column = columns.parse(name)
     if column is None:
         return name.replace('_', ' ')

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from evaluation.ranking import precision
+from evaluation.ranking.arrays import in_threads, pick
 from evaluation.ranking.counting import score_at_rank
-from utilities.arrays import in_threads, pick
 
 TILE = 1024                  # images on each side of a tile: 4 MB of similarities
 CHUNK = 1 << 23              # similarities that each thread holds at a time, where whole rows are needed: 32 MB

@@ -1,7 +1,6 @@
 """
 Runs the lines of a script of runs.
 
-script reads the commands, plan checks them and finds their run folders, process makes a process of one run, which
-fork_server and preload start without its imports, pool and slots train several at once; local trains on this machine,
-status tells how far the runs are.
+script reads the commands, plan checks them and finds their run folders, process makes a process of one run, pool and
+slots train several at once; local trains on this machine, slurm submits jobs, status tells how far the runs are.
 """

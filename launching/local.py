@@ -89,7 +89,7 @@ def started_when_free(run, more, python):
     end = time.monotonic() + PATIENCE
     while True:                                     # a pre-empted job may come back before its process has ended
         try:
-            started = process.start(run, more, python, forked=False)          # a server for one run saves no time
+            started = process.start(run, more, python)
             break
         except process.Busy:
             if time.monotonic() > end:

@@ -52,9 +52,6 @@ class Pool:
         for ended in [started for started in self.running if started.poll() is not None]:
             run, slot = self.running.pop(ended)
             self.slots.append(slot)
-            if ended.returncode == process.LOST:
-                self.elsewhere.append(run)
-                continue
             process.note_exit(run, ended.returncode)
             yield run, ended.returncode
 

@@ -23,7 +23,6 @@ EXIT = 'Launch_Runs.py: exit code'                                # the last lin
 STARTED = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ')           # the first line of each process in the log
 SENTENCE = re.compile(r'main\.py: (?:error|the run failed): (.+)')
 ERROR = re.compile(r'([\w.]*(?:Error|Exception|Interrupt)(?:: .+)?)$')            # the last line of a traceback
-LOST = 255                         # exit code of a forked run whose server was killed: the run itself continues
 STOPPED = 130                                                     # exit code of a run that was interrupted
 GRACE = 60                                                        # seconds for an interrupted run to end by itself
 
@@ -32,13 +31,12 @@ class Busy(Exception):
     """The run is being trained by another process."""
 
 
-def start(run, more=(), python=(), forked=True):
+def start(run, more=(), python=()):
     """
     Starts the run, or resumes it; returns the process, or None for a run that is finished already.
 
     more:   arguments that follow the run's own arguments.
     python: arguments of Python before main.py, such as torchrun's.
-    forked: whether to fork it from a process that has imported its packages, where the system allows it.
 
     Raises Busy.
     """
@@ -55,10 +53,6 @@ def start(run, more=(), python=(), forked=True):
         found = ['--resume', str(folder)] if folder and '--auto_resume' not in more else []
         command = [sys.executable, *python, str(MAIN), *run.arguments, *more, *found]
         print(f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} {shlex.join(command)}', file=log, flush=True)
-        if forked and not python and sys.platform == 'linux':
-            from launching import fork_server
-            if started := fork_server.start(command, log, run.environment):
-                return started
         return opened(command, run, log)
 
 

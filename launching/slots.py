@@ -2,7 +2,7 @@
 import os
 import re
 
-from utilities.command_line import POSITIVE_INT
+from flags.command_line import POSITIVE_INT
 from utilities.errors import UserError
 from utilities.machine import n_cores
 

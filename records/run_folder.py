@@ -11,8 +11,8 @@ from pathlib import Path
 
 import yaml
 
+from flags.command_line import read_yaml
 from utilities import machine
-from utilities.command_line import read_yaml
 from utilities.errors import UserError
 from utilities.files import file_hash, remove_stale, write_text
 

@@ -15,10 +15,10 @@ import configuration
 import evaluation
 import parameters
 import parts
+from flags import command_line
 from records import checkpoint, run_folder
 from records.columns import Column
 from reports import ensemble_records, ensemble_tables, ensembles, final_rows, folds, tables
-from utilities import command_line
 from utilities.errors import UserError
 from utilities.files import require_writable, require_writable_folder
 

@@ -135,29 +135,3 @@ def bars(scores, name, file, title):
     axes.margins(y=0.6 / len(table))
     axes.grid()
     return save(entitled(figure, title), file)
-
-
-@styled
-def beside_published(rows, name, file, title):
-    """
-    Published means and ours, a line per method, the highest published one on top, each with the 95 % interval of its
-    mean where it has one. rows: of published.compare, all of the column `name`.
-    """
-    rows = rows.sort_values('published')
-    labels = [label_of(row.method, row.n) + ' ≠' * bool(row.differs) for row in rows.itertuples()]
-    figure = new_figure(1.5 * COLUMN, 0.9 + max(height_of_ticks(labels), 0.2 * len(rows)))
-    axes = figure.add_subplot(xlabel=f'{titles.axis(name)}: mean and 95 % interval')
-    places = np.arange(len(rows))
-
-    def add(mean, half, at, index, label):
-        colour, marker, _ = mark(index)
-        axes.errorbar(titles.unit(name) * mean, at, xerr=titles.unit(name) * half.fillna(0), linestyle='',
-                      marker=marker, color=colour, capsize=1.5, label=label)
-
-    add(rows.published, rows.published_half, places + 0.15, 0, 'published')
-    add(rows.ours, rows.half, places - 0.15, 1, 'ours')
-    axes.set_yticks(places, labels)
-    axes.set_ylim(-0.6, len(rows) - 0.4)
-    axes.grid()
-    legend_beside(axes)
-    return save(entitled(figure, title), file)

@@ -1,19 +1,16 @@
 """
 Result_Evaluations.py --published: the published values of papers beside those of runs, by the papers' own rules.
 
-A line of published/<paper>.csv is compared with the runs of the group that its column `run` names, a line of the run
-scripts; for runs on folds, it is the name without _fold<k>. Values stand there as printed, fractions in percent.
+A line of published/<paper>.csv belongs to the group that its column `run` names, a line of the run scripts; for runs
+on folds, it is the name without _fold<k>. Values stand there as printed, fractions in percent.
 """
 import math
 from pathlib import Path
 
 import numpy as np
 import pandas
-from scipy import stats
 
-from datasets.transforms import SIZES
 from evaluation import titles
-from records import columns
 from records.columns import Column
 from reports import differences, naming, selection, significance, tables
 from utilities.errors import UserError
@@ -27,225 +24,95 @@ SHARED = {'use_tv_split': False, 'splits': None, 'test_size': 0.5, 'test_start':
           'eval_features': False, 'eval_views': [], 'eval_resize': None, 'eval_size': None, 'eval_fit': None,
           'input_size': None, 'not_pretrained': False, 'label_noise': 0.0, 'train_level': 0, 'unsupervised': False,
           'freeze': 'none', 'embed_layers': []}
-SIZE = 224                                           # the size of images in pixels without an augmentation that sets it
-DIFFERS = ' ≠'
-CSV = ['paper', 'group', 'data_set', 'column', 'published', 'published_std', 'n_published', 'exact', 'ours', 'std', 'n',
-       'difference', 'interval', 'differs', 'reason', 'source']
 
 
 def report(opt, groups, notes):
-    """Prints a table per paper and data set; writes the files of --latex, --markdown, --csv and --figures."""
-    compared = pandas.concat([compare(paper, groups) for paper in dict.fromkeys(opt.published)], ignore_index=True)
-    if compared.empty:
-        raise UserError(f'--published {" ".join(opt.published)}: no group has a published value; they belong to the '
-                        'groups of Revisit_Runs.sh and run_scripts/, such as CUB_Margin_b06_Distance')
-    named = dict.fromkeys(group for _, _, group, _ in runs_by_line(groups))
-    others = [group for group in named if group not in set(compared.group)]
-    if others:
-        notes = [*notes, f'no published value: {", ".join(others)}']
-    texts = {'markdown': '', 'latex': ''}
-    for (paper, dataset), rows in compared.groupby(['paper', 'data_set'], sort=False):
-        table, names = side_by_side(rows, opt.digits)
-        about = caption(paper, rows, names)
-        texts['markdown'] += tables.markdown(table, [dataset], names, about) + '\n'
-        texts['latex'] += tables.latex(table, [dataset], names, about, label=f'tab:{paper}_{dataset}') + '\n'
-    texts['markdown'] += '\n'.join(f'- {note}' for note in notes)
-    texts['latex'] += ''.join(f'% {note}\n' for note in notes)
-    texts['csv'] = compared[CSV].to_csv(index=False, lineterminator='\n')
+    """Prints a table per paper and data set; writes the files of --latex, --markdown and --csv."""
+    rows = [row for paper in dict.fromkeys(opt.published) for line in read(paper) for row in compared(line, groups)]
+    if not rows:
+        raise UserError('--published: no group has a published value; they belong to groups of Revisit_Runs.sh and '
+                        'run_scripts/, such as CUB_Margin_b06_Distance')
+    rows = pandas.DataFrame(rows)
+    texts = {'markdown': '', 'latex': '', 'csv': rows.to_csv(index=False, lineterminator='\n')}
+    for (paper, dataset, rule), of_table in rows.groupby(['paper', 'data_set', 'rule'], sort=False):
+        table = {f'{row.group} {titles.metric(row.column)}': cells(row, opt.digits) for row in of_table.itertuples()}
+        about = (f'{naming.dataset(dataset)}. Published: {PAPERS[paper]}; ours {rule}, as published. Mean ± standard '
+                 'deviation over seeds. Difference: ours minus published, ± half of its 95 % interval (Welch); ≠: the '
+                 'interval is without 0.')
+        given = table, [dataset], ('published', 'ours', 'n', 'difference'), about, notes
+        texts['markdown'] += tables.markdown(*given) + '\n'
+        texts['latex'] += tables.latex(*given, label=f'tab:{paper}_{dataset}')
     print(texts['markdown'])
     tables.write_files(opt, texts)
-    if opt.figures:
-        draw(opt, compared)
 
 
 def read(paper):
-    """
-    The lines of a paper's file, and for each line: the column of log.csv; published, its value, not in percent; the
-    standard error of the mean, and half the width of its 95 % interval, nan where no deviation is published.
-    """
+    """Returns the lines of a paper's file, each with its column of log.csv; published and its std are fractions."""
     lines = pandas.read_csv(FOLDER / f'{paper}.csv').rename(columns={'run': 'group', 'n': 'n_published'})
-    lines['column'] = [Column(line.split, line.metric).name for line in lines.itertuples()]
-    units = lines.column.map(titles.unit)
-    std = lines.population_std / units
-    error = std / np.sqrt(lines.n_published - 1)                       # population_std divides by n
-    return lines.assign(paper=paper, published=lines.value / units, published_std=std, error=error,
-                        published_half=stats.t.ppf(0.975, lines.n_published - 1) * error)
+    names = [Column(line.split, line.metric).name for line in lines.itertuples()]
+    units = np.array([titles.unit(name) for name in names])
+    lines = lines.assign(paper=paper, column=names, published=lines.value / units,
+                         published_std=lines.population_std / units)
+    return [*lines.itertuples(index=False)]
 
 
-def compare(paper, groups):
-    """
-    A table with a row per line of a paper that has runs among the Groups: what read() gives, and of our runs method,
-    ours (mean over seeds), std, n; difference (ours minus published) and differs, or the reason why they are not
-    compared; interval and half: half the widths of the 95 % intervals of the difference and of our mean. data_set is
-    Group.data: a group on several test sets has a row for each.
-    """
-    found = runs_by_line(groups)
-    rows = []
-    methods = naming.methods((dataset, group) for dataset, _, group, _ in found)
-    lines = list(read(paper).itertuples())
-    of_lines = [(line, key) for line in lines for key in found
-                if (key[0], *key[2:]) == (line.data_set, line.group, line.split_scheme == 'mlrc')]
-    for line, key in of_lines:
-        values, reasons = values_by_rule(line, found[key])
-        ours, half, difference, width = [math.nan] * 4
-        if values:
-            ours, half = significance.t_interval(values)
-        if not reasons:
-            difference = ours - line.published
-            width = interval(line, values)
-        rows.append(line._asdict() | {
-            'data_set': key[1], 'method': methods[line.data_set, line.group],
-            'reason': '; '.join(reasons), 'ours': ours, 'half': half, 'n': len(values),
-            'std': np.std(values, ddof=1) if len(values) > 1 else math.nan,
-            'difference': difference, 'interval': width, 'differs': abs(difference) > width})
-    return pandas.DataFrame(rows)
-
-
-def runs_by_line(groups):
-    """{(data set, Group.data, group without _fold<k>, whether it had one): [Run]} of the Groups."""
+def compared(line, groups):
+    """Returns a row of --csv for each test set on which a published line has runs among the Groups."""
+    is_folded = line.split_scheme == 'mlrc'
     found = {}
     for group in groups:
         for run in group.runs:
-            line = group.name.removesuffix(f'_fold{run.flags.get("fold")}')
-            found.setdefault((group.dataset, group.data, line, line != group.name), []).append(run)
-    return found
-
-
-def values_by_rule(line, runs):
-    """
-    ([the value of each seed that has one], [reason why they cannot be compared, ...]) of the runs at the epochs that
-    the paper's rule selects; with folds, the mean over a seed's folds.
-    """
+            name = f'{line.group}_fold{run.flags.get("fold")}' if is_folded else line.group
+            if (group.dataset, group.name) == (line.data_set, name):
+                found.setdefault(group.data, []).append(run)
     rule = selection.Rule(line.select, Column('test', line.select_by), per_metric=False)
-    needed = dict.fromkeys([line.column, rule.by.on(rule.split).name])
-    reasons = [reason for run in runs for reason in protocol_differences(line, run)]
-    for name in needed:
-        without = [run.name for run in runs if not has_value(run, name)]
-        if len(without) == len(runs):
-            reasons.append(f'no {name}')
-        elif without:
-            reasons.append(f'no {name} in {", ".join(without)}')
-    seeds = {}
+    rows = []
+    for data, runs in found.items():
+        values, reasons = values_by_rule(line, rule, runs, SHARED['n_folds'] if is_folded else 1)
+        ours = float(np.mean(values)) if values else math.nan
+        rows.append(line._asdict() | {
+            'data_set': data, 'rule': rule.at + ', mean over folds' * is_folded, 'reason': '; '.join(reasons),
+            'ours': ours, 'std': np.std(values, ddof=1) if len(values) > 1 else math.nan, 'n': len(values),
+            'difference': math.nan if reasons else ours - line.published,
+            'interval': math.nan if reasons else significance.half_width_to_published(
+                values, line.published_std, line.n_published)})
+    return rows
+
+
+def values_by_rule(line, rule, runs, n_folds):
+    """Returns [mean over folds of each seed] at the epoch that a Rule selects, [reason why it is not compared, ...]."""
+    seeds, reasons = {}, []
     for run in runs:
-        if all(has_value(run, name) for name in needed):
-            value = selection.selected_row(run, rule).get(line.column, math.nan)
+        reasons += protocol_differences(line, run)
+        try:
+            value = selection.value_in(run, selection.selected_row(run, rule), line.column)
             seeds.setdefault(run.seed, []).append(value)
-            if math.isnan(value):
-                reasons.append(f'no {line.column} at the selected epoch of {run.name}')
-    n_folds = SHARED['n_folds'] if line.split_scheme == 'mlrc' else 1
+        except UserError:
+            reasons.append(f'{run.name} has no {line.column} at the epoch that counts')
     reasons += [f'seed {seed}: {len(values)} of {n_folds} folds' for seed, values in seeds.items()
                 if len(values) != n_folds]
-    means = [float(np.mean(values)) for values in seeds.values()]
-    return [mean for mean in means if not math.isnan(mean)], list(dict.fromkeys(reasons))
+    return [float(np.mean(values)) for values in seeds.values()], list(dict.fromkeys(reasons))
 
 
 def protocol_differences(line, run):
-    """
-    The flags in which a run differs from the published one, and that it has fewer epochs, in words. The public code
-    counts epochs from 0.
-    """
+    """Returns the flags in which a run differs from the published one, and that it has fewer epochs, in words."""
     own_split = 'predefined' if line.data_set == 'online_products' else 'half'
-    flags = run.flags | {'split_scheme': run.flags.get('split_scheme') or own_split}
-    if flags.get('input_size') == SIZES.get(flags.get('augmentation'), SIZE):
-        flags['input_size'] = None                                   # the default size, given by hand
+    flags = SHARED | run.flags | {'split_scheme': run.flags.get('split_scheme') or own_split}
     stated = {name: getattr(line, name) for name in STATED if not pandas.isna(getattr(line, name))}
-    found = ['published embed_dim not stated'] if math.isnan(line.embed_dim) else []
-    for name, published in (stated | SHARED).items():
-        value = flags.get(name, SHARED.get(name))
-        if value != published:
-            found.append(f'{name} {flag_text(value)}, published {flag_text(published)}')
-    reached = run.rows[-1]['epoch']
-    if reached + 1 < line.n_epochs:
-        found.append(f'epoch {reached} reached, published {line.n_epochs:g}')
-    return found
+    reasons = [f'{name} {flags.get(name)}, published {value}' for name, value in (stated | SHARED).items()
+               if flags.get(name) != value]
+    if math.isnan(line.embed_dim):
+        reasons.append('published embed_dim not stated')
+    if run.rows[-1]['epoch'] + 1 < line.n_epochs:                    # the public code counts epochs from 0
+        reasons.append(f'epoch {run.rows[-1]["epoch"]} reached, published {line.n_epochs:g}')
+    return reasons
 
 
-def flag_text(value):
-    """
-    >>> flag_text(128.0), flag_text(['0.8', 'flip']), flag_text([]), flag_text(None)
-    ('128', '0.8 flip', 'none', 'default')
-    """
-    if isinstance(value, list):
-        return ' '.join(map(str, value)) or 'none'
-    return 'default' if value is None else f'{value:g}' if isinstance(value, float) else str(value)
-
-
-def has_value(run, name):
-    """Whether a run has a value in a column in any epoch."""
-    return any(math.isfinite(row.get(name, math.nan)) for row in run.rows)
-
-
-def interval(line, values):
-    """
-    Half the width of the 95 % interval of our mean minus the published one, by Welch's t. A published value without a
-    deviation counts as known. For a single value of ours, the deviation of the published seeds stands for both, and it
-    is Student's t. nan without values, and if neither has a deviation.
-    """
-    n = len(values)
-    if not n or math.isnan(line.error):
-        return significance.t_interval(values)[1] if n else math.nan
-    if n == 1:
-        return line.published_half * math.sqrt(line.n_published + 1)
-    return significance.welch_half_width([stats.sem(values), line.error], [n - 1, line.n_published - 1])
-
-
-def side_by_side(rows, digits):
-    """
-    The rows of a data set -> (table, names) as tables.markdown takes them: published, ours and the difference, or the
-    reasons why there is none, where they are not those of the column before.
-    """
-    table = {}
-    names = list(dict.fromkeys(name for column in rows.column for name in heads(column)))
-    for method, of_method in rows.groupby('method', sort=False):
-        before = ''
-        table[method] = {}
-        for row in of_method.itertuples():
-            column = row.column
-            published = tables.Cell(row.published, row.published_std, 1, 1)
-            published.text = '≈ ' * (row.exact == 'approximate') + tables.cell_text(published, column, digits)
-            n_published = row.n if math.isnan(row.n_published) else int(row.n_published)
-            ours = tables.Cell(row.ours, row.std, row.n, n_published)
-            ours.text = tables.cell_text(ours, column, digits)
-            text = differences.difference_text(row.difference, row.interval, column, digits) + DIFFERS * row.differs
-            text = text if not row.reason else row.reason if row.reason != before else '–'
-            cells = published, ours, tables.Cell(row.difference, math.nan, row.n, row.n, text)
-            table[method] |= {(row.data_set, name): cell for name, cell in zip(heads(column), cells, strict=True)}
-            before = row.reason
-    return table, names
-
-
-def heads(column):
-    return titles.PUBLISHED + column, column, titles.DIFFERENCE + column
-
-
-def caption(paper, rows, names):
-    """The caption of the table of a data set, in plain text: whose values these are, and by which rule."""
-    first = rows.iloc[0]
-    rule = selection.Rule(first.select, Column('test', first.select_by), per_metric=False)
-    noisy = ', which favours noisy runs' if rule.select == 'best_test' else ''
-    folds = f', mean over {SHARED["n_folds"]} folds' if first.split_scheme == 'mlrc' else ''
-    percent = tables.in_percent([name for name in names if columns.parse(name)])
-    sentences = [
-        naming.dataset(first.data_set), f'Published: {PAPERS[paper]}; ours {rule.at}, as published{noisy}{folds}',
-        f'Mean ± standard deviation over seeds, n where ours are fewer{percent}',
-        'Δ: ours minus published, ± half of its 95 % interval (Welch)',
-        '≠: the interval is without 0; of 20 equal pairs, one is expected to have it']
-    if rows.error.notna().any():
-        sentences += ['Published deviations divide by n, ours by n − 1',
-                      'A single run of ours has the published deviation']
-    if (rows.reason.eq('') & rows.error.isna()).any():
-        sentences.append('A published value without a deviation counts as known')
-    return '. '.join(sentences) + '.'
-
-
-def draw(opt, compared):
-    """Draws a figure per paper, data set and column that has compared values, and prints its file."""
-    from reports import figures  # imports matplotlib, which tables do not need
-    folder = Path(opt.figures)
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = compared[compared.reason == '']
-    if drawn.empty:
-        print('no figure: no value is compared')
-    for (paper, dataset, column), rows in drawn.groupby(['paper', 'data_set', 'column'], sort=False):
-        file = folder / f'{dataset}_{paper}_{column}.{opt.format}'
-        print(f'figure: {figures.beside_published(rows, column, file, f"{PAPERS[paper]}, {naming.dataset(dataset)}")}')
+def cells(row, digits):
+    """Returns {(data set, heading): Cell} of a row of the printed table."""
+    published = tables.cell_text(tables.Cell(row.published, row.published_std, 1, 1), row.column, digits)
+    ours = tables.cell_text(tables.Cell(row.ours, row.std, row.n, row.n), row.column, digits)
+    difference = differences.difference_text(row.difference, row.interval, row.column, digits)
+    texts = {'published': '≈ ' * (row.exact == 'approximate') + published, 'ours': ours, 'n': row.n,
+             'difference': row.reason or difference + ' ≠' * (abs(row.difference) > row.interval)}
+    return {(row.data_set, head): tables.Cell(row.ours, row.std, 1, 1, str(text)) for head, text in texts.items()}

@@ -96,6 +96,21 @@ def welch_half_width(errors, freedoms):
     return float(half_width_in_errors(freedom) * np.sqrt(squares.sum()))
 
 
+def half_width_to_published(values, population_std, n):
+    """
+    Half the width of the 95 % interval of mean(values) minus a published mean, by Welch's t.
+
+    population_std, n: of the published runs; papers divide by n. Without a deviation (nan), the published mean counts
+    as known. A single value of ours is given the published deviation. nan where neither has one.
+    """
+    std = population_std * np.sqrt(n / (n - 1)) if n > 1 else np.nan
+    if len(values) == 1:
+        return float(half_width_in_errors(n - 1) * std * np.sqrt(1 + 1 / n))
+    if np.isnan(std):
+        return t_interval(values)[1]
+    return welch_half_width([stats.sem(values), std / np.sqrt(n)], [len(values) - 1, n - 1])
+
+
 def welch_test(one, other):
     """
     Two-sided p of the hypothesis that two independent samples have the same mean, by Welch's t-test. nan where one of

@@ -8,9 +8,9 @@ import configuration
 import evaluation
 import parameters
 import parts
-from datasets import DATASETS
-from retrieval import codes, export, open_set, other_data, overlap, pairs, reranking
-from utilities import command_line, processes
+from flags import command_line
+from retrieval import codes, export, open_set, pairs, reranking
+from utilities import processes
 from utilities.errors import UserError, choose
 from utilities.namespace import changed
 
@@ -60,15 +60,11 @@ ACTIONS = {
     'open_set': Action('measure how well queries of unknown classes are recognised, and calibrate a threshold',
                        open_set.work, open_set.flags, (*METRICS, *open_set.WITHOUT)),
     'rerank': Action('compute the metrics after re-ranking', reranking.work, reranking.flags, DRAWS),
-    'other_data': Action('evaluate on other data sets, each alone and all in a common gallery', other_data.work,
-                         other_data.flags, (*other_data.WITHOUT, *DRAWS)),
     'pairs': Action('verify a list of pairs: whether two images are of one class', pairs.work, pairs.flags,
                     (*METRICS, *pairs.WITHOUT)),
     'embeddings': Action('write the embeddings, their norms, labels and paths to a file', embeddings, embeddings_flags,
                          METRICS),
     'pictures': Action('draw the --pictures of the embeddings', pictures, pictures_flags, METRICS),
-    'overlap': Action('list near-duplicates across the splits; RUN may also be the name of a data set', overlap.work,
-                      overlap.flags, METRICS),
     'export': Action('write the network to a file for other programs', export.work, export.flags, METRICS),
 }
 MORE = 'Takes flags of an evaluation by main.py, too, such as --splits_to_eval, --eval_ema and --source_path ' \
@@ -115,13 +111,9 @@ def parse(arguments):
     del values['run']
     del values['action']
     without = {*parameters.modes() - {'config'}, *action.without}
-    source = '--evaluate'
-    if name == 'overlap' and run in DATASETS:
-        source = '--dataset'
-        without.add('dataset')
     for flag in sorted(flags_in(others) & without):
         raise UserError(f'--{flag} has no effect on Evaluate_Network.py {run} {name}; leave it out')
-    opt = configuration.parse([*others, source, run])
+    opt = configuration.parse([*others, '--evaluate', run])
     return name, changed(opt, **values)
 
 

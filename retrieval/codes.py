@@ -24,15 +24,15 @@ from evaluation import geometry, retrieval
 from evaluation.metrics import compute
 from evaluation.protocol import build_pool, embed_splits, split_of_pictures
 from evaluation.ranking import precision
+from evaluation.ranking.arrays import chunks, in_threads
 from evaluation.ranking.nearest import first
+from evaluation.ranking.nearest_rows import exact, faiss_or_none, measured
 from evaluation.ranking.neighbours import Search
+from flags.command_line import COUNT
 from retrieval.unknown import containing_folder
 from utilities import plotting, processes
-from utilities.arrays import chunks, in_threads
-from utilities.command_line import COUNT
 from utilities.errors import UserError
 from utilities.files import require_writable, write_csv
-from utilities.nearest import exact, faiss_or_none, measured
 from utilities.text_tables import aligned
 
 NAME = re.compile(r'([1-9]\d*)|(int8)|(binary)|pq([1-9]\d*)')

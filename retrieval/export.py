@@ -122,8 +122,7 @@ def write_folder(opt, network, source, folder, description):
             temporary.mkdir(parents=True)
             if module is timm_models:
                 flags['arch'] = opt.arch.replace(name, timm_models.name_in_timm(opt, name))    # not a place of its own
-                if not opt.prompts:                          # timm's networks have none
-                    timm_models.save(opt, network.model, temporary)
+                timm_models.save(opt, network.model, temporary)
             states = checkpoint.load(checkpoint.find(source))
             kept = state.limited(states.get('state', {}), ['model', 'ema'])
             if kept:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluation import retrieval
+from evaluation.ranking.arrays import chunks
 from evaluation.ranking.nearest import first, split_by_class
 from evaluation.ranking.neighbours import Search
 from records import columns
-from utilities.arrays import chunks
 
 MORE = 1 + 1e-12             # factor for rate * number of queries, which rounding may put just below a whole number
 N_RESAMPLES = 1000           # resamples of the validation classes, for intervals

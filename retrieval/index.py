@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from evaluation.ranking.nearest_rows import MORE, measured, nearest
 from retrieval import search, store, unknown, vote
 from retrieval.codes import Int8
 from retrieval.loading import load
 from utilities.errors import UserError
-from utilities.nearest import MORE, measured, nearest
 
 QUERIES = 1024               # queries that are compared with the index at a time
 

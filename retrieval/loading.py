@@ -12,8 +12,9 @@ import parts
 from datasets import decoding
 from datasets.pipeline import Pipeline
 from evaluation.embedding import compared, embed_batch, network_id
+from flags import command_line
 from retrieval import unknown
-from utilities import command_line, stopping
+from utilities import stopping
 from utilities.device import is_gpu
 from utilities.errors import UserError
 from utilities.image_size import sides

@@ -13,6 +13,7 @@ from evaluation import titles
 from evaluation.embedding import network_id
 from evaluation.metrics import full_precision
 from evaluation.protocol import embed_splits
+from flags.command_line import FRACTION, number
 from records import columns, run_folder
 from records.columns import Column
 from records.writing import plain
@@ -30,7 +31,6 @@ from retrieval.identification import (
 )
 from retrieval.unknown import containing_folder, thresholds_file
 from utilities import plotting, processes
-from utilities.command_line import FRACTION, number
 from utilities.errors import UserError
 from utilities.files import require_writable, write_text
 from utilities.text_tables import aligned

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from datasets import decoding
+from datasets import decoding, image_list
 from datasets.base import note_ignored
 from utilities.errors import UserError
 
@@ -67,7 +67,7 @@ def listed(file):
     names = [name for name in names if name]
     if any('\0' in name for name in names):
         raise UserError(f'{file}: not a list of images in UTF-8 (it has NUL bytes)')
-    return [file.parent / name for name in names]
+    return image_list.located(file, file.parent, names, sys.stderr)
 
 
 def paths_in_csv(file, opened):

@@ -42,8 +42,10 @@ def review(photos, run, flags, out):
     require_writable(out, '--out')
     if Path(out).suffix != '.csv':
         raise UserError(f'--out {out}: give a file that ends in .csv')
-    several = embedded(photos, run, flags)
+    splits = embedded(photos, run, flags)
+    several = [*splits.values()]
     places = [(part.images, index) for part in several for index in range(len(part.images))]
+    split_names = [split for split, part in splits.items() for _ in range(len(part.images))]
     names, labels = classes(several)
     found = suspects.find(torch.cat([part.embeddings for part in several]), labels)
 
@@ -51,16 +53,23 @@ def review(photos, run, flags, out):
         images, own = places[index]
         return str(images.sources[own])
 
+    def splits_of(suspect):
+        return {split_names[index] for index in (suspect.image, suspect.neighbour)}
+
     rows = [{'kind': suspect.kind, 'path': suspect_path(suspect.image), 'label': names[labels[suspect.image]],
              'suggested_label': '' if suspect.suggested is None else names[suspect.suggested],
-             'score': round(suspect.score, 4), 'neighbour': suspect_path(suspect.neighbour), 'note': note(suspect)}
+             'score': round(suspect.score, 4), 'neighbour': suspect_path(suspect.neighbour),
+             'note': note(suspect, splits_of(suspect))}
             for suspect in found]
     write_csv(Path(out), rows, COLUMNS)
     counts = ', '.join(f'{sum(suspect.kind == kind for suspect in found):,} {kind}' for kind in suspects.KINDS)
     print(f'{len(labels):,} images of {len(names):,} classes; suspects: {counts}')
-    n_same = sum(note(suspect) != '' for suspect in found)
+    n_same = sum(is_same(suspect) for suspect in found)
     if n_same:
         print(f'the same image in {n_same:,} of the duplicates')
+    if len(splits) > 1:
+        n_across = sum(suspect.kind == 'duplicate' and len(splits_of(suspect)) > 1 for suspect in found)
+        print(f'one image in one split, and one in another, in {n_across:,} of the duplicates')
     sheet = Path(out).with_suffix('.png')
     sheet.unlink(missing_ok=True)                          # an earlier call may have left one
     if found:
@@ -68,12 +77,19 @@ def review(photos, run, flags, out):
         print(f'all: {out}\nthe first of each kind: {sheet}')
 
 
-def note(suspect):
-    return 'same image' if suspect.kind == 'duplicate' and suspect.score == suspects.SAME else ''
+def is_same(suspect):
+    return suspect.kind == 'duplicate' and suspect.score == suspects.SAME
+
+
+def note(suspect, splits=()):
+    """The note on a Suspect. splits: the names of the splits of its two images."""
+    same = ['same image'] if is_same(suspect) else []
+    across = [' and '.join(sorted(splits))] if suspect.kind == 'duplicate' and len(splits) > 1 else []
+    return ', '.join(same + across)
 
 
 def embedded(photos, run, flags):
-    """[Embedded] of the labelled photos, or of the splits of a run; arguments as for review()."""
+    """{split: Embedded} of a run, or {'photos': Embedded} of labelled photos; arguments as for review()."""
     return embed_run(photos, flags) if is_run(photos) else embed_photos(photos, run, flags)
 
 
@@ -88,21 +104,22 @@ def is_run(place):
 
 
 def embed_run(run, flags):
-    """[Embedded] of the splits that the run evaluates."""
+    """{split: Embedded} of the splits that the run evaluates."""
     opt = configuration.parse(['--evaluate', str(run), *flags])
     built = parts.restore(opt, run)
     splits = evaluation.splits_to_evaluate(opt, built.data)
     embedded = evaluation.embed_splits(opt, built.model, built.data, splits)
-    return [embedded[split] for split in splits]
+    return {split: embedded[split] for split in splits}
 
 
 def embed_photos(place, run, flags):
-    """[Embedded] of labelled photos, by the network of `run`, or by the pooled features of a pretrained backbone."""
-    table = labelled(Path(place))
-    datasets.check_names(table)
-    note_ignored(table.ignored)
+    """{'photos': Embedded} of labelled photos, by the network of `run`, or by the features of a pretrained backbone."""
     of_network = ['--evaluate', str(run)] if run else ['--eval_features', '--eval_normalize']
     opt = configuration.parse([*of_network, *flags])
+    are_of_run = not any(flag.startswith('--csv_columns') for flag in flags)
+    table = labelled(Path(place), () if are_of_run else opt.csv_columns)
+    datasets.check_names(table)
+    note_ignored(table.ignored)
     if opt.pca:
         raise UserError(f'--pca {opt.pca}: its components are fitted on the training images; give --pca 0')
     if run:
@@ -115,16 +132,18 @@ def embed_photos(place, run, flags):
         table = datasets.without_bad_images(table)
         if not table.paths:
             raise UserError(f'{place}: no image can be read')
-    images = ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1],
-                      datasets.reader(table))
+    images = ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1])
     embedded = evaluation.embed(opt, model, images, 'photos', opt.eval_features, opt.eval_autocast)
-    return [*evaluation.as_evaluated(opt, {'photos': embedded}).values()]
+    return evaluation.as_evaluated(opt, {'photos': embedded})
 
 
-def labelled(place):
-    """The ImageTable of a CSV file, of `place`/images if there is such a folder, or of the class folders in `place`."""
+def labelled(place, columns=()):
+    """
+    The ImageTable of a CSV file (columns: of --csv_columns), of `place`/images if there is such a folder, or of the
+    class folders in `place`.
+    """
     if place.is_file():
-        return image_list.read(place, place.parent)
+        return image_list.read(place, place.parent, columns)
     if not place.is_dir():
         raise UserError(f'{place}: there is no such folder of photos, CSV file, run folder or checkpoint')
     table = folder.in_folders(place / 'images' if (place / 'images').is_dir() else place)

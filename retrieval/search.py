@@ -2,7 +2,7 @@
 import numpy as np
 from tqdm import tqdm
 
-from utilities.nearest import ROWS, exact, faiss_or_none
+from evaluation.ranking.nearest_rows import ROWS, exact, faiss_or_none
 
 # how an index is searched: n_cells of an inverted file, 0 for exact search; n_images when this was chosen
 EXACT = {'n_cells': 0, 'n_visited': 0, 'recall': 1.0, 'n_images': 0}

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from tqdm import tqdm
 
+from evaluation.ranking.arrays import chunks
 from evaluation.ranking.nearest import first, split_by_class
 from evaluation.ranking.neighbours import Search
 from utilities import stopping
-from utilities.arrays import chunks
 
 KINDS = ('label', 'duplicate', 'class', 'outlier')
 N_NEAREST = 10               # neighbours of an image within its class, and equally many outside of it

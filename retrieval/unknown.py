@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from evaluation.ranking.nearest_rows import nearest
 from records import columns
 from records.checkpoint import LAST
 from retrieval.identification import row_at
 from utilities.errors import UserError
-from utilities.nearest import nearest
 
 ERRORS = ('threshold', 'fpir', 'fnir')
 KEYS = ('gallery_size', *ERRORS, *(end for name in ERRORS for end in columns.interval(name)))       # keys of a row

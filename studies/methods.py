@@ -10,12 +10,12 @@ import pandas as pd
 
 import parameters
 from evaluation import titles
+from flags import command_line
 from records import columns
 from records.columns import Column
 from reports import final_rows, groups, selection
 from studies.estimates import average
 from studies.pages import plus_minus
-from utilities import command_line
 from utilities.text_tables import markdown
 
 ROWS = Path(__file__).parent / 'rows'

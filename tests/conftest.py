@@ -21,15 +21,18 @@ from architectures import ARCHITECTURES
 from batch_mining import BATCHMINERS
 from criteria import CRITERIA
 from datasampler import SAMPLERS
-from datasets import DATASETS
+from datasets import DATASETS, features
 from evaluation import PICTURES, curves
-from tests import helpers
+from launching import process
+from tests import forks, helpers
 from tests.blank import plots
 from utilities import plotting
 from utilities.machine import n_cores
 
 os.environ['WANDB_MODE'] = 'offline'
 os.environ |= {'KMP_DUPLICATE_LIB_OK': 'TRUE', 'KMP_INIT_AT_FORK': 'FALSE'}      # what the import of sklearn would set
+if helpers.fork_server:
+    process.opened = forks.opened
 signal.signal(signal.SIGINT, signal.default_int_handler)      # in a script's background, processes start without it
 SHARED = Path(__file__).parents[2] / 'shared'
 plots.install()
@@ -60,7 +63,7 @@ def pytest_xdist_auto_num_workers():
 # The files that take longest. They begin first, so that at the end no process is left alone with one of them.
 LONGEST = ('test_training_step.py', 'test_reliability.py', 'test_processes.py', 'test_search.py', 'test_hubconf.py',
            'test_export.py', 'test_resume.py', 'test_main.py', 'test_edits.py', 'test_folds.py', 'test_rectangular.py',
-           'test_kept_features.py', 'test_optimize.py', 'test_ensembles.py', 'test_backends.py', 'test_docs.py',
+           'test_features.py', 'test_optimize.py', 'test_ensembles.py', 'test_backends.py', 'test_docs.py',
            'test_embedding.py', 'test_slurm.py', 'test_several_processes.py', 'test_auto_resume.py',
            'test_extending.py')
 
@@ -74,6 +77,12 @@ def without_a_key(monkeypatch):
     """What --wandb_key of a run in this process sets in os.environ is undone, and the user's own key is not used."""
     monkeypatch.setenv('WANDB_API_KEY', 'none')
     monkeypatch.delenv('WANDB_API_KEY')
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory):
+    """Runs in this process keep the features of frozen backbones in a folder of their test's own."""
+    monkeypatch.setattr(features, 'cache_folder', functools.cache(lambda: tmp_path_factory.mktemp('features')))
 
 
 @pytest.fixture

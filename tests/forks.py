@@ -1,16 +1,25 @@
 """
 Processes that a program of the tests starts are forks rather than new programs, whose imports take seconds.
 
-install() is for programs that launching/fork_server.py has forked itself, and that have no threads yet.
+install() is for programs that tests/fork_server.py has forked itself, and that have no threads yet.
 """
 import json
 import multiprocessing.forkserver
 import os
 import sys
 
-from launching import fork_server, process
+from launching import process
+from tests import fork_server
+from tests.blank.plots import MAIN
 
 HERE = os.path.dirname(__file__)
+NEW_PROGRAM = process.opened
+
+
+def opened(command, run, log):
+    """As process.opened(), but a run of main.py is a fork."""
+    forked = fork_server.start(command, log, run.environment) if command[1] == str(MAIN) else None
+    return forked or NEW_PROGRAM(command, run, log)
 
 
 def install(n_processes=0):
@@ -22,6 +31,7 @@ def install(n_processes=0):
     if server._forkserver_address is None:
         return
     server.ensure_running = lambda: None
+    process.opened = opened
     if n_processes:
         install_processes(n_processes)
 

@@ -25,7 +25,7 @@ from records import checkpoint
 from records.state import State
 
 if sys.platform == 'linux':
-    from launching import fork_server
+    from tests import fork_server
 else:
     fork_server = None
 
@@ -222,6 +222,12 @@ def examples_alone(files, tmp_path, snippets=None):
     lines = [line.split() for line in out.splitlines() if len(line.split()) == 3]
     assert len(lines) == len(files), out + errors
     return {name: (int(attempted), int(failed)) for name, attempted, failed in lines}
+
+
+def flags_alone(opt):
+    """The flags {name: value} of a namespace whose values have a text that a program without our files can read."""
+    plain = (bool, int, float, str, list, type(None))
+    return {name: value for name, value in vars(opt).items() if isinstance(value, plain)}
 
 
 def published(registry):

@@ -21,6 +21,7 @@ import main
 import optimization
 import parameters
 from architectures.embedding_network import Backbone, EmbeddingNetwork
+from optimization import moving_average
 from parts import Parts
 from training_step import TrainingStep
 from utilities import processes
@@ -139,7 +140,7 @@ class Images(torch.utils.data.Dataset):
         self.superclasses, self.paths = ['a', 'a', 'b', 'b', 'c', 'c'], list(map(str, range(36)))
         self.image_list = list(zip(self.paths, self.labels.tolist(), strict=True))
         self.image_dict = {c: [(str(6 * c + i), 6 * c + i) for i in range(6)] for c in range(6)}
-        self.kept = None
+        self.features = None
 
     def __len__(self):
         return 36
@@ -178,7 +179,7 @@ def build(flags, dtype=torch.float64, device='cpu', **of_network):
                   criteria.select(opt, miner).to(opt.device, dtype), miner)
     built.sampler = datasampler.select(opt, images)
     built.optimizer, built.schedule = optimization.select(opt, built.model, built.criterion)
-    built.ema = None if opt.ema is None else optimization.MovingAverage(built.model, opt.ema)
+    built.ema = None if opt.ema is None else moving_average.MovingAverage(built.model, opt.ema)
     if opt.distill:
         other = argparse.Namespace(**vars(opt) | {'embed_dim': 3})
         built.teacher = built.ema.average if opt.distill == 'ema' else network(other).to(opt.device, dtype)

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 import main
-import resuming
+from configuration import resuming
 from records import lock, reading, run_folder
 from tests.helpers import ROOT, assert_same_end, folder_of, started, wait_for
 

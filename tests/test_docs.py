@@ -12,7 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
+import batch_mining
 import configuration
+import criteria
+import datasampler
 import Evaluate_Ensemble
 import Hyperparameter_Search
 import Launch_Runs
@@ -21,12 +24,11 @@ import parameters
 import Result_Evaluations
 import retrieval
 import Retrieve_Images
-from docs import method_pages
+from flags import command_line
 from retrieval import server
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, published, rows_of
 from tests.test_structure import PAGES, copied, run_in, with_the_parts_of_the_page
-from utilities import command_line
 
 PARSERS = {module.__name__: module.build for module in (Evaluate_Ensemble, Hyperparameter_Search, Launch_Runs,
                                                         Result_Evaluations, Retrieve_Images)}
@@ -206,7 +208,8 @@ def test_the_numbers_of_parts_in_the_comparison_are_those_of_the_registries_and_
     page = (ROOT / 'docs' / 'comparison.md').read_text()
     rows = {kind: re.search(rf'\n\| {row} \| (\d+)[^|]*\| (\d+) \|', page).groups() for kind, row in {
         'losses': 'losses', 'miners': 'miners', 'samplers': 'batch samplers'}.items()}
-    own = {kind: [*published(method_pages.KINDS[kind][1])] for kind in rows}
+    registries = {'losses': criteria.CRITERIA, 'miners': batch_mining.BATCHMINERS, 'samplers': datasampler.SAMPLERS}
+    own = {kind: [*published(registries[kind])] for kind in rows}
     assert {kind: len(names) for kind, names in own.items()} == {kind: int(ours) for kind, (ours, _) in rows.items()}
     sentence = (ROOT / 'README.md').read_text().split('\n\n')[1]
     assert re.findall(r'\d+', sentence) == [str(len(own[kind])) for kind in ('losses', 'miners', 'samplers')]

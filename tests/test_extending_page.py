@@ -10,10 +10,8 @@ from tests.test_structure import ROOT, copied, with_the_parts_of_the_page
 
 TESTS = ['criteria/test_properties.py', 'criteria/test_contract.py', 'criteria/test_docs.py',
          'criteria/test_known_numbers.py', 'batch_mining/test_miners.py', 'batch_mining/test_device.py',
-         'datasampler/test_samplers.py', 'datasampler/test_copied_alone.py', 'reports/test_titles.py',
-         'test_method_pages.py']
-OF_REGISTRIES = ['docs.py', 'one_for_every', 'copied_alone', 'which_samplers', 'index_pages', 'name_data_sets',
-                 'functions_of']
+         'datasampler/test_samplers.py', 'datasampler/test_copied_alone.py', 'reports/test_titles.py']
+OF_REGISTRIES = ['docs.py', 'one_for_every', 'copied_alone', 'which_samplers', 'name_data_sets', 'functions_of']
 
 
 def test_all_parts_of_the_page_together_pass_the_tests_of_our_own(tmp_path):

@@ -22,7 +22,6 @@ import datasampler
 import evaluation
 import parameters
 import retrieval
-from docs import method_pages
 from records import checkpoint
 from retrieval import export
 from tests.criteria import cases
@@ -33,12 +32,13 @@ from utilities.loss_sums import Miner
 
 ROOT = Path(__file__).parents[1]
 ENTRIES = ['criterion', 'metrics', 'miner', 'network', 'sampler']
+MINERS = [name for name, module in batch_mining.BATCHMINERS.items() if module]
 load = functools.partial(torch.hub.load, str(ROOT), source='local')
 SIZES = {'n_classes': 4, 'embed_dim': 4, 'n_features': 4, 'n_maps': 4, 'lr': .01,
          'superclasses': [[label // 2] for label in range(4)], 'class_counts': [16, 4, 1, 9]}
 WITH_MINERS = [(loss, miner) for loss, module in criteria.CRITERIA.items() for miner in (
     [None] if not module.REQUIRES_BATCHMINER else module.ALLOWED_MINING_OPS or (
-        method_pages.KINDS['miners'][1] if loss == 'triplet' else ['distance']))]
+        MINERS if loss == 'triplet' else ['distance']))]
 
 
 def batch_of(seed=0):
@@ -77,7 +77,7 @@ def test_losses_inside_a_loss_have_a_miner_and_flags(opt):
     assert found.source.batchminer.batchminer.margin == .7
 
 
-@pytest.mark.parametrize('name', method_pages.KINDS['miners'][1])
+@pytest.mark.parametrize('name', MINERS)
 @pytest.mark.parametrize('masks', [False, True])
 def test_a_miner_is_the_programs(name, masks, opt):
     own = Miner(batch_mining.select(opt(loss='supcon', batch_mining=name)), name, takes_masks=masks)   # no margin
@@ -266,7 +266,7 @@ def test_labels_may_be_of_any_integer_type_and_tuples_go_to_losses_with_a_miner(
 @pytest.mark.parametrize('kind', [torch.uint8, torch.int16, torch.int32, torch.uint32])
 def test_miners_samplers_and_metrics_take_labels_of_any_integer_type(kind):
     batch, labels = batch_of()
-    for name in method_pages.KINDS['miners'][1]:
+    for name in MINERS:
         miner, mined = load('miner', name), []
         for given in (labels, labels.to(kind)):
             manual_seed(0)
@@ -382,7 +382,7 @@ def test_a_fresh_process_keeps_its_own_packages_and_needs_torch_only(tmp_path):
     assert done.returncode == 0, done.stderr
     imported, whose = done.stdout.splitlines()
     private = re.sub(r'\W', '_', str(ROOT))
-    folders = ('criteria', 'batch_mining', 'datasampler', 'utilities')
+    folders = ('criteria', 'batch_mining', 'datasampler', 'flags', 'utilities')
     assert eval(imported) == {f'hub_{private}_{folder}' for folder in folders}
     assert whose == 'yours yours yours'
 

@@ -14,7 +14,7 @@ import Result_Evaluations
 import Retrieve_Images
 from evaluation import pictures, protocol
 from reports import ensemble_evaluation, results
-from retrieval import commands, loading, overlap, review
+from retrieval import commands, loading, review
 from tests.retrieval.conftest import train
 from utilities import errors, files
 from utilities.errors import Unwritable, UserError
@@ -25,7 +25,6 @@ COMMANDS = {
     'export': (Evaluate_Network, '{run} export {out}.pt2', 'export', (loading, 'restore')),
     'embeddings': (Evaluate_Network, '{run} embeddings {out}.npz', 'embeddings', (protocol, 'embed_splits')),
     'pictures': (Evaluate_Network, '{run} pictures {out} --pictures distances', 'pictures', (pictures, 'embed_splits')),
-    'overlap': (Evaluate_Network, '{run} overlap', 'overlap', (overlap, 'embed')),
     'latex': (Result_Evaluations, '--runs {runs} --latex {out}.tex', '--latex', (results.runs, 'collect')),
     'rows': (Result_Evaluations, '--runs {runs} --rows {out}.csv', '--rows', (results.runs, 'collect')),
     'figures': (Result_Evaluations, '--runs {runs} --figures {out}', '--figures', (results.runs, 'collect')),
@@ -85,12 +84,12 @@ def test_a_place_that_takes_nothing_is_refused_before_the_work(name, places, tmp
     assert sorted(path for place in (places['runs'], places['index']) for path in place.rglob('*')) == before
 
 
-@pytest.mark.parametrize('name', ['embeddings', 'overlap', 'latex', 'figures', 'suspects', 'add'])
+@pytest.mark.parametrize('name', ['embeddings', 'latex', 'figures', 'suspects', 'add'])
 def test_a_disk_that_fills_up_is_a_sentence_that_names_the_file(name, places, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(files, 'BLOCK', 1)
     with full_after(60):
         code, error = called(name, places, tmp_path / 'out', capsys)
-    named = {'add': str(places['index']), 'overlap': str(places['run'])}.get(name, f'{tmp_path}/out')
+    named = {'add': str(places['index'])}.get(name, f'{tmp_path}/out')
     assert code == 2 and f'error: {named}' in error and 'its disk is full' in error and 'Traceback' not in error, error
     assert not [path for path in tmp_path.rglob('*') if path.is_file()]
 

@@ -9,9 +9,9 @@ import torch
 
 import architectures
 import configuration
-import effects
 import parameters
 import parts
+from configuration import effects
 from criteria import hier, proxyanchor
 from datasets import transforms
 from utilities.loading import TrainingLoader

@@ -19,7 +19,8 @@ import Result_Evaluations
 import Retrieve_Images
 from architectures import embedding_layer, pooling
 from datasets import splits
-from utilities import command_line, errors, flag_help
+from flags import command_line, help_texts
+from utilities import errors
 from utilities.errors import UserError
 
 # Name, type and default as users of the public code of Roth et al. know them.
@@ -92,7 +93,7 @@ def test_the_help_names_every_flag_and_registry_entry(capsys):
 
 
 def help_on(*words, build=parameters.build):
-    return flag_help.page(build(), words)
+    return help_texts.page(build(), words)
 
 
 def test_the_first_help_fits_on_two_screens():
@@ -161,9 +162,9 @@ def test_help_texts_have_at_most_20_words():
 
 def test_help_on_a_word_works_for_every_script():
     for script, parser in parsers().items():
-        assert '--help' in flag_help.page(parser, ['help']), script
+        assert '--help' in help_texts.page(parser, ['help']), script
         with pytest.raises(UserError, match='--help qqqq: no flag, method or group matches'):
-            flag_help.page(parser, ['qqqq'])
+            help_texts.page(parser, ['qqqq'])
     assert '--partition' in help_on('slurm', build=Launch_Runs.build)
     assert 'Retrieve_Images.py query' in help_on('picture', build=Retrieve_Images.build)
 

@@ -7,8 +7,8 @@ import torch
 
 import configuration
 import criteria
-import effects
 import parts
+from configuration import effects
 from tests.helpers import with_blocks
 
 S2SD = ('--n_epochs 150 --log_online --project Runs --seed 0 --gpu 0 --bs 112 --loss s2sd --loss_s2sd_T 1 '

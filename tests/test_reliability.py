@@ -249,7 +249,7 @@ def test_a_size_that_no_weights_have_is_refused_before_memory_is_taken(half, run
         assert 'its weights do not fit the flags (--embed_dim 1000000000, but they have ' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('name, value', [('embed_layers', [10 ** 9]), ('lora_rank', 10 ** 9), ('prompts', 10 ** 9)])
+@pytest.mark.parametrize('name, value', [('embed_layers', [10 ** 9]), ('lora_rank', 10 ** 9)])
 def test_further_sizes_that_no_weights_have_are_refused(name, value, half, run, capsys, tmp_path):
     states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
     del states['run_id']

@@ -14,6 +14,7 @@ import yaml
 import configuration
 import main
 import parameters
+from flags import command_line
 from records import checkpoint, reading, run_folder
 from tests.conftest import draw_classes, quick_flags
 from tests.helpers import (
@@ -27,7 +28,6 @@ from tests.helpers import (
     started,
     wait_for,
 )
-from utilities import command_line
 
 FEW = ['--evaluation_metrics', 'e_recall@1', 'nmi', 'rho_spectrum@0']
 

@@ -125,8 +125,7 @@ def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r'\]\(([^)#]+)[^)]*\)', page.read_text()):
         assert target.startswith('http') or (page.parent / target).exists(), target
         inside = page.parent == ROOT or (page.parent / target).resolve().is_relative_to(page.parent)
-        of_method = re.match(r'\.\./(criteria|batch_mining|datasampler)/\w+\.py$', target)      # its page, in the site
-        assert target.startswith('http') or inside or of_method, f'{target} is not a page of the site'
+        assert target.startswith('http') or inside, f'{target} is not a page of the site'
 
 
 def test_addresses_of_other_sites_are_well_formed_and_a_paper_has_one_at_each_conference():
@@ -162,12 +161,12 @@ def test_the_map_in_the_readme_names_every_file_and_folder():
 
 
 def copied(folder):
-    """A copy of the files of the checkout and of its folders of code, with their compiled files: files may be added."""
+    """A copy of the files of the checkout and its folders of code and pages, compiled too: files may be added."""
     folder.mkdir(parents=True)
     for path in ROOT.iterdir():
         if path.is_file() and path.suffix:                        # not .git of a worktree
             shutil.copy2(path, folder)
-        elif any(path.glob('*.py')) or any(path.glob('*.sh')):
+        elif any(path.glob('*.py')) or any(path.glob('*.sh')) or any(path.glob('*.md')):
             shutil.copytree(path, folder / path.name)
     return folder
 

@@ -24,6 +24,7 @@ from architectures import batch_norm, conv4
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from benchmarks.measure import peak_memory
 from records import checkpoint
+from records.trace import Trace
 from tests.helpers import assert_resumes_exactly, executing, folder_of, with_blocks
 from tests.shared_batches import (
     IN_FLOAT32,
@@ -42,7 +43,6 @@ from utilities import device, exchange
 from utilities.errors import RunFailed, UserError
 from utilities.loading import network_input
 from utilities.randomness import derive, seed_everything, seeded
-from utilities.trace import Trace
 
 WAYS = ['in pieces', '2 processes', '3 processes']
 CPU = torch.device('cpu')

@@ -4,9 +4,9 @@ import torch
 
 import batch_mining
 import criteria
+from records.trace import hard_pairs
 from tests.helpers import folder_of, rows_of
 from utilities import pml
-from utilities.trace import hard_pairs
 
 
 @pytest.mark.parametrize('seed', range(3))

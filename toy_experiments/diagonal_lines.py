@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 import evaluation
 from criteria.contrastive import contrastive_loss, pair_distances
-from utilities import command_line
+from flags import command_line
 from utilities.errors import UserError
 from utilities.plotting import COLUMN, new_figure, save, styled
 from utilities.randomness import seed_everything

@@ -1,7 +1,7 @@
 """The experiment folders of powerful-benchmarker: their files of options, which are taken out one by one."""
 import re
 
-from utilities import command_line
+from flags import command_line
 from utilities.errors import UserError
 
 RESUMED = 'resume_training_config_diffs_'

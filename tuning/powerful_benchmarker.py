@@ -12,9 +12,9 @@ import torch
 import architectures
 import optimization
 import parameters
+from flags import command_line
 from tuning import experiment_folder, experiment_images, experiment_losses
 from tuning.experiment_folder import ANY, CLASS, NUMBER, SWITCH, TEXT, TEXTS, WHOLE, WHOLES
-from utilities import command_line
 from utilities.errors import UserError
 
 DATASETS = {'CUB200': 'cub200', 'Cars196': 'cars196', 'StanfordOnlineProducts': 'online_products'}
@@ -111,7 +111,7 @@ def data_set(options, settings, notes):
 
 def splits(options, settings, notes):
     """The split of classes; without folds, the program's validation split is the test split here."""
-    settings['split_scheme'] = scheme = split_scheme(options)
+    settings['split_scheme'] = scheme = split_scheme(options, 'n_folds' in settings)
     variants = options.take('num_variants_per_split_scheme', WHOLE)
     for option, flag in (('test_size', 'test_size'), ('test_start_idx', 'test_start')):
         value = options.look(option, NUMBER)
@@ -139,8 +139,12 @@ def splits(options, settings, notes):
         notes.append('Evaluate_Ensemble.py gives both the mean over folds and the concatenated embeddings')
 
 
-def split_scheme(options):
-    """The --split_scheme; class_folds if the experiment has a scheme without a counterpart."""
+def split_scheme(options, has_partitions):
+    """
+    The --split_scheme; class_folds if the experiment has a scheme without a counterpart. has_partitions: whether the
+    option num_training_partitions is given, as since 2020. In 2020, the scheme with folds is the one that later
+    versions call MLRCSplitManager.
+    """
     manager = options.class_of('class of the splits')                                # version of 2021
     scheme = options.look('special_split_scheme_name', TEXT)
     schemes = options.group('split')                                                 # version of 2019
@@ -152,6 +156,8 @@ def split_scheme(options):
         scheme, = schemes.take('schemes', TEXTS)
     if scheme in SCHEMES:
         options.take('special_split_scheme_name', TEXT)
+    if manager is None and scheme is None and has_partitions:
+        return 'mlrc'
     return SCHEMES.get(scheme, 'class_folds')
 
 

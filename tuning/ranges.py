@@ -13,9 +13,9 @@ from optuna.distributions import (
 )
 
 import parameters
-from utilities import command_line, flag_hints
+from flags import command_line, hints
+from flags.help_texts import facts
 from utilities.errors import UserError
-from utilities.flag_help import facts
 
 TUNABLE = ('network', 'training', 'batch creation', 'batch mining', 'losses')         # groups of flags
 
@@ -38,7 +38,7 @@ def parse(words):
     parser, (flag, *rest) = parameters.build(), words
     flags, name = {action.dest: facts(action) for action in parser._actions}, base_flag(flag)
     if name not in flags:
-        raise UserError(f'--tune {flag}: unknown flag{flag_hints.unknown(name, flags)}')
+        raise UserError(f'--tune {flag}: unknown flag{hints.unknown(name, flags)}')
     if name != flag and not flags[name].arguments_of:
         raise UserError(f'--tune {flag}: --{name} takes no YAML mapping; leave {flag.removeprefix(name)} out')
     if name not in [*command_line.flags_in_groups(parser, *TUNABLE), 'augmentation']:

@@ -9,9 +9,9 @@ from optuna.trial import TrialState
 
 import parameters
 from evaluation import titles
+from flags import command_line
 from records.columns import Column
 from tuning import ranges, trials
-from utilities import command_line
 from utilities.files import write_csv, write_text
 
 

@@ -14,11 +14,12 @@ import configuration
 import datasampler
 import datasets
 import parameters
+from flags import command_line
 from launching import local, plan, script, slots
 from tuning import ranges, report, trials
 from tuning.optimize import optimize
 from tuning.study import open_study
-from utilities import command_line, stopping
+from utilities import stopping
 from utilities.errors import UserError, choose
 from utilities.files import locked
 from utilities.namespace import changed

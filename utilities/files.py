@@ -97,6 +97,11 @@ def locked(file, waiting=None):
         lock.release()
 
 
+def cache_folder():
+    """The folder for what is made once for all runs of a user; it may not exist yet."""
+    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'deep_metric_learning'
+
+
 def write_text(path, text):
     """Writes `text` to `path` as UTF-8, atomically: at any moment the file has either the old or the new content."""
     with atomic(path) as temporary:

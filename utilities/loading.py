@@ -10,8 +10,7 @@ import torch
 
 from utilities import exchange, processes, stopping
 from utilities.device import is_gpu
-from utilities.errors import WorkerLost
-from utilities.kept_features import Batch
+from utilities.errors import UserError, WorkerLost
 from utilities.machine import n_cores
 from utilities.randomness import derive
 
@@ -87,25 +86,14 @@ class Collate:
         return self.transform.collate(images), torch.tensor(labels), torch.tensor(indices)
 
 
-@dataclass
-class Unloaded:
-    """The batches of an ImageSet whose features are all kept: (Batch, labels [B], indices [B]) for each."""
-    images: torch.utils.data.Dataset
-    batches: list
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __iter__(self):
-        for batch in self.batches:
-            indices = torch.tensor([*batch])
-            yield Batch(self.images, indices), torch.from_numpy(self.images.labels)[indices], indices
-
-
 def network_input(images, device):
-    """Images [B, 3, H, W] as a loader gives them -> the network's input: float32 RGB in [0, 1], on `device`."""
-    if isinstance(images, Batch):
-        images = images.loaded()
+    """
+    Images [B, 3, H, W] as a loader gives them -> the network's input: float32 RGB in [0, 1], on `device`. Raises
+    UserError for features in place of images.
+    """
+    if images.dim() == 2:
+        raise UserError('the pixels of images are needed whose features were computed before the training; give '
+                        '--keep_features false')
     if images.device != device:                              # torch.export would write down a device that is named here
         images = images.to(device, non_blocking=True)
     if images.dtype != torch.uint8:
@@ -148,14 +136,15 @@ class TrainingLoader:
         """
         Samples the epoch's batches; returns the loader, which yields (images [B, 3, H, W], labels [B], indices [B]) for
         each batch. Where several processes share a batch, the images are this process's part only, or the batch's first
-        image if the part is empty. If the features of the data set are kept, a Batch takes the place of the images.
+        image if the part is empty. Where the data set has features, they take the images' place.
         """
         self.n_epochs += 1
         sampled = processes.run_on_rank_zero(self.sampled, epoch)
         self.whole = [[*map(tuple, batch)] for batch in sampled]             # other processes than 0 get lists of two
-        kept = getattr(self.dataset, 'kept', None)
-        if kept and kept.suffice(self.dataset, kept.networks[0]):
-            return Unloaded(self.dataset, [[index for index, _ in batch] for batch in self.whole])
+        features = getattr(self.dataset, 'features', None)
+        found = None if features is None else features.of(self.dataset)
+        if found is not None:
+            return found.loader(self.whole)
         if processes.count() == 1:
             self.batches[:] = self.whole
             return self.loader
@@ -173,7 +162,7 @@ class TrainingLoader:
         share = waited / (before - began + 1e-9)
         if self.n_epochs == 1 and before - began >= 5 and share > .2 and processes.is_main():
             print(f'Note: {share:.0%} of the training time of epoch {epoch} was spent waiting for images. What may '
-                  'help: more --kernels, --decode fast, small copies of the images (docs/data.md).', file=sys.stderr)
+                  'help: more --kernels, small copies of the images (docs/data.md).', file=sys.stderr)
 
     def sampled(self, epoch):
         """The epoch's batches, lists of (index, seed); the views of an image follow each other."""
@@ -211,9 +200,10 @@ def evaluation_batches(opt, dataset):
 def evaluation_loader(opt, dataset, batches, network=None):
     """
     Loads the `batches` of evaluation_batches that one process embeds, each image once: (images [B, 3, H, W], labels
-    [B], indices [B]) for each. Where features of `network` are kept, a Batch takes the place of the images.
+    [B], indices [B]) for each. Where the data set has features of `network`, they take the images' place.
     """
-    if dataset.kept and dataset.kept.suffice(dataset, network):
-        return Unloaded(dataset, batches)
+    found = None if dataset.features is None else dataset.features.of(dataset, network)
+    if found is not None:
+        return found.loader(batches)
     return Loader(dataset, batch_sampler=batches, num_workers=workers(opt), pin_memory=is_gpu(opt.device),
                   generator=torch.Generator())

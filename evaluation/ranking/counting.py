@@ -32,10 +32,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from evaluation.ranking.arrays import bisect, in_threads, pick
 from evaluation.ranking.neighbours import product
 from evaluation.ranking.sorting import by_sorting
 from utilities import stopping
-from utilities.arrays import bisect, in_threads, pick
 
 TILE = 1024                  # queries in a tile, and gallery images: 4 MB of scores
 SAMPLE = 1024                # gallery images with whose scores the score at the last rank that matters is estimated

@@ -5,8 +5,8 @@ clusters that are small against the distance between them.
 import numpy as np
 from tqdm import tqdm
 
+from evaluation.ranking.arrays import chunks
 from evaluation.ranking.nearest import distances
-from utilities.arrays import chunks
 
 CHUNK = 1 << 22              # float64 scores that are held at a time: 32 MB
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from utilities.arrays import chunks
+from evaluation.ranking.arrays import chunks
 
 CHUNK = 1 << 22              # float64 scores that are held at a time: 32 MB
 

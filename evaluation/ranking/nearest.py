@@ -3,7 +3,7 @@ import numpy as np
 import torch
 
 from evaluation.ranking import precision
-from utilities.arrays import chunks, pick, take_rows
+from evaluation.ranking.arrays import chunks, pick, take_rows
 
 BLOCK = 64                   # gallery images of which only the highest score is compared at first
 PAIRS = 1 << 14              # pairs whose distances are computed together: 16 MB with 128 dimensions

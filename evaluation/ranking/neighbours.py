@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from evaluation.ranking import precision
-from utilities.arrays import take_rows
+from evaluation.ranking.arrays import take_rows
 
 # Two float32 scores q·g − ½‖g‖² − ½‖q‖² of a query, with ‖g‖ about ‖q‖, have a difference with an error below
 # BLUR √(D + 4) ε ½‖q‖²: a bound on the sum of random rounding errors (Higham and Mary, SIAM J. Sci. Comput. 2019). The

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from evaluation.ranking.arrays import chunks
 from evaluation.ranking.counting import by_counting
 from evaluation.ranking.deciding import by_differences
 from evaluation.ranking.sorting import by_sorting
-from utilities.arrays import chunks
 
 CHUNK = 1 << 24              # scores in memory at a time, where whole rows are needed: 64 MB
 FEW = 4000                   # gallery images below which sorting is faster

@@ -5,7 +5,7 @@ others; the scores of its positives are found among them by binary search.
 import numpy as np
 import torch
 
-from utilities.arrays import bisect, chunks, in_threads
+from evaluation.ranking.arrays import bisect, chunks, in_threads
 
 CHUNK = 1 << 21              # scores that each thread holds at a time: 8 MB
 

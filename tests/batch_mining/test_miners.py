@@ -9,11 +9,10 @@ import torch
 import batch_mining
 import criteria
 from batch_mining import all_pairs, easyhard, hard, lifted, multisimilarity, npair, semihard
-from docs import method_pages
 from tests.batch_mining import references
 from tests.batch_mining.batches import SHAPES, collapsed, grid, unit
 from tests.batch_mining.test_triplets import agrees
-from tests.helpers import examples_alone, published
+from tests.helpers import examples_alone, flags_alone, published
 from utilities.errors import UserError
 
 MINERS = {name: module for name, module in batch_mining.BATCHMINERS.items() if module}
@@ -122,10 +121,12 @@ def test_at_most_one_synchronisation_on_a_gpu(name, miner, recwarn):
     assert len(found) <= 1, [str(warning.message) for warning in found]
 
 
-def test_copied_alone_each_file_runs_its_examples_and_the_snippet_of_its_page(tmp_path):
-    snippets = {Path(module.__file__): method_pages.snippet('miners', name)
-                for name, module in published(MINERS).items()}
-    results = examples_alone(list(snippets), tmp_path, snippets)
+def test_copied_alone_each_file_runs_its_examples_and_mines(opt, tmp_path):
+    files = [Path(module.__file__) for module in published(MINERS).values()]
+    flags = f'types.SimpleNamespace(**{flags_alone(opt())})'
+    programs = {file: f'import types\nimport {file.stem}\n'
+                      f'assert len({file.stem}.BatchMiner({flags})(embeddings, labels))' for file in files}
+    results = examples_alone(files, tmp_path, programs)
     assert all(attempted and not failed for attempted, failed in results.values()), results
 
 

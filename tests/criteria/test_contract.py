@@ -8,9 +8,9 @@ import torch
 
 import batch_mining
 import criteria
+from flags import method_flags
 from tests.criteria import cases, references
 from tests.criteria.test_references import WAYS, assert_same, batch_of
-from utilities import method_flags
 from utilities.loss_sums import triplets_from_masks
 
 MEMORY = cases.naming('references')

@@ -8,10 +8,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import batch_mining
 import criteria
+from records.trace import Trace
 from tests import host_waits
 from tests.criteria import cases
 from tests.host_waits import CONVERSION, COPY, LOSSES, LOSSES_OF_MASKS, MINERS, NUMBER, SHAPE
-from utilities.trace import Trace
 
 N_CLASSES = 5
 MEMORY = cases.naming('references')

@@ -1,16 +1,16 @@
-"""docs/losses.md, the pages of the losses and the study name every loss, with its source, miners and flags."""
+"""docs/losses.md and the study name every loss, with its source, miners and flags."""
 import re
 from pathlib import Path
 
 import parameters
+from flags import command_line, method_flags
 from launching import script
 from tests.criteria.cases import PUBLISHED
-from utilities import command_line, method_flags
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / 'docs' / 'losses.md').read_text()
-ROWS = {row.split(']')[0].removeprefix('| ['): row for row in TEXT.partition('## Where public')[0].splitlines()
-        if row.startswith('| [')}
+ROWS = {row.split(' | ')[0].removeprefix('| '): row for row in TEXT.partition('## Where public')[0].splitlines()
+        if row.startswith('| ')}
 
 
 def test_the_table_has_a_row_for_every_loss_with_its_miner():

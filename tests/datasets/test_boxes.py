@@ -9,11 +9,11 @@ import torch
 from PIL import ExifTags, Image
 
 import datasets
-from datasets import boxes, decoding, transforms
+from datasets import boxes, decoding
 from datasets.boxes import Box
 from retrieval import review
 from tests.datasets.test_loading import photos  # noqa: F401
-from tests.helpers import after_training, folder_of, manual_seed
+from tests.helpers import after_training, folder_of
 from utilities.errors import UserError
 from utilities.loading import Loader
 
@@ -64,27 +64,8 @@ def test_items_are_those_of_images_that_were_cropped_before(augmentation, scenes
         assert all(torch.equal(one[index, 5][0], other[index, 5][0]) for index in range(8))
 
 
-def test_decoding_at_reduced_size_scales_the_box(tmp_path, opt):
-    """Of a photo whose colours tell the place: nearly the pixels of exact decoding, from fewer decoded ones."""
-    x, y = np.meshgrid(np.linspace(0, 255, 2000), np.linspace(0, 255, 1500))
-    Image.fromarray(np.stack([x, y, 0 * x], axis=2).astype(np.uint8)).save(tmp_path / 'large.jpg', quality=95)
-    exact, reduced = (transforms.select(opt(decode=name, augmentation='none'), 64)[0] for name in ('exact', 'fast'))
-    for box in ((101, 203, 1502, 1105), (0, 0, 2000, 1500), (1999 - 640, 1499 - 640, 2000, 1500)):
-        photo = boxes.open_photo(Box(tmp_path / 'large.jpg', *box, 2))
-        decode_at, scales = photo.decode, []
-        photo.decode = lambda scale: scales.append(scale) or decode_at(scale)              # noqa: B023
-        images = []
-        for pipeline in (exact, reduced):
-            manual_seed(0)
-            images.append(pipeline(photo))
-        assert scales[0] == 1 and scales[1] > 1
-        assert (images[0] - images[1]).abs().max() < 2.5 / 255    # JPEG's rounding; 1 / 255 of the width are 8 pixels
-    tiny = boxes.open_photo(Box(tmp_path / 'large.jpg', 1999, 5, 2000, 7, 2))
-    assert [tiny.decode(scale).size > 0 for scale in (1, 2, 4, 8)] == [True] * 4
-
-
 def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
-    """Training, resumption, embeddings, wrong labels, overlap and suspects, of several boxes in each file."""
+    """Training, resumption, embeddings, wrong labels and suspects, of several boxes in each file."""
     flags = [*quick, '--source_path', scenes, '--csv', scenes / 'list.csv', '--bs', '4', '--n_epochs', '1',
              '--evaluation_metrics', 'e_recall@1', '--label_noise', '.5', '--no_train_metrics', 'false']
     assert run(*flags) == 0 and run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
@@ -93,13 +74,10 @@ def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
     assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'out.npz') == 0
     written = np.load(tmp_path / 'out.npz')
     assert set(written['paths'].tolist()) == names and len(np.unique(written['embeddings'], axis=0)) == 16
-    assert after_training(folder_of(tmp_path), 'overlap', '--threshold', '0') == 0
-    pairs = list(csv.DictReader((folder_of(tmp_path) / 'overlap.csv').read_text().splitlines()))
-    assert pairs and {pair['same_file'] for pair in pairs} == {'0'}           # boxes of one file are not copies of it
-    assert {pair['path_1'] for pair in pairs} <= names
     text = (folder_of(tmp_path) / 'splits.yaml').read_text()
     assert sum(text.count(name) for name in names) == 4                                  # --label_noise of 8 images
-    embedded, = review.embed_photos(scenes / 'list.csv', folder_of(tmp_path), ['--device', 'cpu', '--kernels', '0'])
+    flags = ['--device', 'cpu', '--kernels', '0']
+    embedded = review.embed_photos(scenes / 'list.csv', folder_of(tmp_path), flags)['photos']
     assert {str(source) for source in embedded.images.sources} == names
     assert len(np.unique(embedded.embeddings.numpy(), axis=0)) == 16
 

@@ -8,7 +8,9 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
+import configuration
 import datasets
+from retrieval import photos
 from tests.helpers import after_training, folder_of
 from utilities.errors import UserError
 
@@ -364,7 +366,7 @@ def test_labels_that_may_be_one_class_are_noted(labels, note, opt, tmp_path, cap
     assert sum(map(len, classes_by_split(data).values())) == len(set(map(str, labels)))
     out = capsys.readouterr().out
     assert out == (f'Note: --csv {tmp_path / "list.csv"}: these labels are different classes, although they are one '
-                   f'number or differ in case only: {note}\n' if note else '')
+                   f'number, or differ in capitals or blanks only: {note}\n' if note else '')
 
 
 def test_the_index_of_pandas_is_no_column(opt, tmp_path, capsys):
@@ -391,6 +393,160 @@ def test_lines_are_counted_as_an_editor_counts_them(rows, sentence, opt, tmp_pat
     (tmp_path / 'list.csv').write_text('\r\n'.join(['path,label,x1,y1,x2,y2', *rows]), newline='')
     with pytest.raises(UserError, match=sentence):
         select(opt, tmp_path, csv=str(tmp_path / 'list.csv'))
+
+
+@pytest.mark.parametrize('values', [('Train', 'Validation', 'Test'), ('training', 'valid', 'test'),
+                                    ('TRAIN', 'VAL', 'TEST')])
+def test_splits_in_other_words(values, opt, tmp_path):
+    table = birds(tmp_path)
+    table['split'] = [value for value, n in zip(values, (4, 2, 2), strict=True) for _ in range(n)]
+    data = listed(opt, tmp_path, table, index=False)
+    assert classes_by_split(data) == {'train': ['bird 0', 'bird 1'], 'val': ['bird 2'], 'test': ['bird 3']}
+    for value in ('dev', '0', ''):
+        with pytest.raises(UserError, match=f'line 2: split must be one of train, .*, not {value or "empty"}'):
+            listed(opt, tmp_path, table.assign(split=value), index=False)
+
+
+def roles(tmp_path):
+    """A list as open-metric-learning has it: no roles in training; an image can be query and gallery."""
+    table = birds(tmp_path)
+    table['split'] = ['train'] * 4 + ['test'] * 4
+    table['is_query'] = [None] * 4 + [True, False, True, True]
+    table['is_gallery'] = [None] * 4 + [True, True, False, True]
+    return table
+
+
+@pytest.mark.parametrize('form', ['texts', 'numbers'])
+def test_queries_and_gallery_of_open_metric_learning(form, opt, tmp_path):
+    table = roles(tmp_path)
+    if form == 'numbers':                                                              # 1.0, 0.0 and NaN
+        table[['is_query', 'is_gallery']] = table[['is_query', 'is_gallery']].astype(float)
+    data = listed(opt, tmp_path, table, index=False)
+    is_query, in_gallery = data.evaluation['test'].roles
+    assert is_query.tolist() == [True, False, True, True] and in_gallery.tolist() == [True, True, False, True]
+    assert data.train.is_query is None and data.evaluation['test'].n_queries == 3
+    one = listed(opt, tmp_path, table.drop(columns='is_gallery'), index=False).evaluation['test']
+    assert one.is_query.tolist() == [True, False, True, True] and (one.roles[1] == ~one.is_query).all()
+    everyone = table.assign(is_query=True, is_gallery=True)
+    assert listed(opt, tmp_path, everyone, index=False).evaluation['test'].is_query is None
+
+
+def test_roles_of_validation_images(quick, run, tmp_path):
+    """recall@1 of each split, against the nearest image of the gallery."""
+    table = birds(tmp_path, 12).assign(split=['train'] * 4 + ['validation'] * 4 + ['test'] * 4)
+    table['is_query'] = [None] * 4 + [True, False, True, False] + [True, True, False, False]
+    table['is_gallery'] = [None] * 4 + [False, True, True, True] + [True, True, False, True]
+    table.loc[10, 'is_query'] = True
+    table.to_csv(tmp_path / 'list.csv', index=False)
+    assert run(*quick, '--source_path', tmp_path, '--csv', tmp_path / 'list.csv', '--bs', '4', '--n_epochs', '0',
+               '--evaluation_metrics', 'e_recall@1') == 0
+    last = pd.read_csv(folder_of(tmp_path) / 'log.csv').iloc[-1]
+    for split, start in (('val', 4), ('test', 8)):
+        file = tmp_path / f'{split}.npz'
+        assert after_training(folder_of(tmp_path), 'embeddings', file, '--splits_to_eval', split) == 0
+        written = np.load(file)
+        distances = np.linalg.norm(written['embeddings'][:, None] - written['embeddings'], axis=2)
+        np.fill_diagonal(distances, np.inf)
+        part = table[start:start + 4].reset_index()
+        distances[:, ~part.is_gallery.astype(bool)] = np.inf
+        right = part.label.to_numpy()[distances.argmin(axis=1)] == part.label
+        assert last[f'{split}_e_recall@1'] == pytest.approx(right[part.is_query.astype(bool)].mean())
+
+
+@pytest.mark.parametrize('change, sentence', [
+    ({'is_query': 'yes'}, 'line 6: is_query must be true or false, not yes'),
+    ({'is_query': None}, 'line 6: is_query must be true or false, not nothing'),
+    ({'is_query': False, 'is_gallery': False}, 'line 6: the image is neither query nor gallery'),
+    ({'split': 'query'}, 'line 2: split query says what is_query and is_gallery would'),
+    ({'path': 'photos/0.png'}, 'as bird 2 test query and gallery in line 6 and as bird 2 test gallery in line 7')])
+def test_roles_that_are_refused(change, sentence, opt, tmp_path):
+    table = roles(tmp_path)
+    if 'path' in change:
+        table.loc[5, 'path'] = table.loc[4, 'path']
+    else:
+        table = table.assign(**change)
+    with pytest.raises(UserError, match=sentence):
+        listed(opt, tmp_path, table, index=False)
+    with pytest.raises(UserError, match='is_query and is_gallery need a column split'):
+        listed(opt, tmp_path, roles(tmp_path).drop(columns='split'), index=False)
+
+
+def test_validation_images_alone_are_no_test(opt, tmp_path):
+    table = roles(tmp_path).replace({'test': 'validation'})
+    with pytest.raises(UserError, match='the test split is empty .*; mark images as test, not only as val'):
+        listed(opt, tmp_path, table, index=False)
+
+
+def test_columns_under_the_names_of_wildlife_data_sets(opt, tmp_path, capsys):
+    table = birds(tmp_path).rename(columns={'label': 'identity', 'path': 'image'}).assign(image_id=range(8), path='x')
+    table['encounter'] = list('abababab')
+    table.to_csv(tmp_path / 'list.csv', index=False)
+    flags = {'csv': str(tmp_path / 'list.csv'), 'csv_columns': ['label=identity', 'path=image', 'group=encounter'],
+             'eval_level': ['across']}
+    data = select(opt, tmp_path, **flags)
+    assert classes_by_split(data) == {'train': ['bird 0', 'bird 1'], 'test': ['bird 2', 'bird 3']}
+    assert data.train.groups.tolist() == list('abab')
+    assert 'these columns are not read: image_id, path of the file\n' in capsys.readouterr().out
+    with pytest.raises(UserError, match='path=photo: .*list.csv has no such column, but image, identity, image_id'):
+        select(opt, tmp_path, **flags | {'csv_columns': ['path=photo']})
+    with pytest.raises(UserError, match='group=identity: the column is read as label already'):
+        select(opt, tmp_path, **flags | {'csv_columns': ['label=identity', 'group=identity']})
+    with pytest.raises(UserError, match='found the columns image, .*; --csv_columns label=NAME reads another column'):
+        select(opt, tmp_path, csv=flags['csv'])
+    with pytest.raises(UserError, match='expected NAME=COLUMN with a NAME of path, label, .*not labels=x'):
+        configuration.parse(['--csv_columns', 'labels=x'])
+
+
+@pytest.mark.parametrize('place, sentence', [
+    (3, r"line 5: label has a line break \('bird 1\\nphotos/4.png,bird 2\\n.*a double quote is not closed"),
+    (7, 'line 9: label has a line break')])
+def test_a_quote_that_is_not_closed(place, sentence, opt, tmp_path):
+    """Up to the next quote, or up to the end of the file."""
+    table = birds(tmp_path)
+    lines = ['path,label', *(f'{path},{label}' for path, label in table.itertuples(index=False))]
+    lines[place + 1] = lines[place + 1].replace(',', ',"')
+    lines[7 if place == 3 else 8] += '"' if place == 3 else ''
+    (tmp_path / 'list.csv').write_text('\n'.join(lines) + '\n')
+    with pytest.raises(UserError, match=sentence):
+        select(opt, tmp_path, csv=str(tmp_path / 'list.csv'))
+
+
+def test_line_breaks_in_columns_that_are_not_read(opt, tmp_path, capsys):
+    """And the lines of what comes after them."""
+    table = birds(tmp_path).assign(remark=['one', 'two\nlines', *['one'] * 6])
+    assert len(listed(opt, tmp_path, table, index=False).train) == 4
+    assert ': 1 rows have line breaks in columns that are not read, the first in line 3' in capsys.readouterr().out
+    table.loc[4, 'label'] = ''
+    with pytest.raises(UserError, match='line 7: path and label must not be empty'):
+        listed(opt, tmp_path, table, index=False)
+
+
+def test_a_quote_before_a_long_rest(opt, tmp_path):
+    rest = '\n'.join(f'photos/{i}.png,a bird of rather rare colours' for i in range(4000))
+    (tmp_path / 'list.csv').write_text(f'path,label\nphotos/0.png,"a\n{rest}\n')
+    with pytest.raises(UserError, match=r'before line \d+: field larger than .*; a double quote may not be closed'):
+        select(opt, tmp_path, csv=str(tmp_path / 'list.csv'))
+
+
+def test_paths_of_windows_and_with_blanks(opt, tmp_path, capsys):
+    table = birds(tmp_path)
+    draw(tmp_path / 'photos\\8.png')                                          # a backslash may be part of a name
+    table['path'] = [f'photos\\{i}.png' for i in range(7)] + ['photos/7.png ']
+    table.loc[8] = 'photos\\8.png', 'bird 3'
+    data = listed(opt, tmp_path, table, index=False)
+    paths = [path for images in data.evaluation.values() for path in images.paths]
+    assert paths == [*(tmp_path / 'photos' / f'{i}.png' for i in range(8)), tmp_path / 'photos\\8.png']
+    assert '8 of 9 paths are read with / for backslashes, and without blanks' in capsys.readouterr().out
+    found = photos.find([str(tmp_path / 'list.csv')])
+    assert found == [str(path) for path in paths] and '8 of 9 paths' in capsys.readouterr().err
+
+
+def test_folders_whose_names_differ_by_blanks_or_capitals(opt, tmp_path, capsys):
+    folders_of(tmp_path, ['train/owl', 'train/lynx', 'test/owl ', 'test/Lynx', 'test/crow'])
+    data = select(opt, tmp_path)
+    assert classes_by_split(data) == {'train': ['lynx', 'owl'], 'test': ['Lynx', 'crow', 'owl ']}
+    assert (f'Note: --source_path {tmp_path}: these labels are different classes, although they are one number, or '
+            "differ in capitals or blanks only: Lynx and lynx, owl and 'owl '\n") in capsys.readouterr().out
 
 
 # Evaluation on changed data

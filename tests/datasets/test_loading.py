@@ -3,8 +3,6 @@ import functools
 import multiprocessing
 import os
 import random
-import re
-import shutil
 import socket
 import time
 from multiprocessing.reduction import DupFd
@@ -16,8 +14,8 @@ from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
 import datasets
-from datasets import base, decoding, pipeline, transforms
-from tests.helpers import ROOT, manual_seed
+from datasets import base, boxes, decoding, pipeline, transforms
+from tests.helpers import manual_seed
 from utilities.errors import UserError, WorkerLost
 from utilities.loading import (
     Loader,
@@ -157,62 +155,22 @@ def test_batches_of_images_of_every_size_and_kind_are_exact(name, tmp_path, opt)
 
 @pytest.mark.parametrize('name', ['base', 'mlrc', 'none'])
 def test_bicubic_images_are_those_of_torchvisions_transforms(name, photos, opt):
-    pipelines = [transforms.select(opt(augmentation=name, decode=decode, interpolation=interpolation), 128)
-                 for decode, interpolation in (('exact', 'bicubic'), ('fast', 'bicubic'), ('exact', 'bilinear'))]
-    for exact, fast, bilinear in zip(*pipelines, strict=True):
-        reference = v2.Compose([*exact.transforms, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    pipelines = [transforms.select(opt(augmentation=name, interpolation=interpolation), 128)
+                 for interpolation in ('bicubic', 'bilinear')]
+    for bicubic, bilinear in zip(*pipelines, strict=True):
+        reference = v2.Compose([*bicubic.transforms, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
         for path in photos:
             images = []
             for augment, photo in ((reference, as_before(path)), *((one, decoding.open_photo(path))
-                                                                   for one in (exact, fast, bilinear))):
+                                                                   for one in (bicubic, bilinear))):
                 manual_seed(7)
                 images.append(augment(photo))
-            assert torch.equal(*images[:2]) and not torch.equal(images[0], images[3]), path
-            assert (images[2] - images[0]).abs().mean() < 1.5 / 255, path
-
-
-def test_upright_jpeg_files_alone_are_decoded_at_reduced_size(photos):
-    for path in photos:
-        whole, half = (decoding.open_photo(path).decode(scale).shape[:2] for scale in (1, 2))
-        is_reduced = path.suffix == '.jpg' and path.stem not in ('cmyk', 'exif6')
-        assert half == (tuple(-(-side // 2) for side in whole) if is_reduced else whole), path
-        if is_reduced:
-            with Image.open(path) as image:
-                image.draft(image.mode, (whole[1] // 2, whole[0] // 2))
-                assert np.array_equal(decoding.open_photo(path).decode(2).squeeze(), np.asarray(image)), path
+            assert torch.equal(*images[:2]) and not torch.equal(images[0], images[2]), path
 
 
 def large(path, height=1500, width=2000, **arguments):
     Image.fromarray(smooth(height, width)).save(path, quality=90, **arguments)
     return path
-
-
-def test_fast_decoding_differs_little(tmp_path, opt):
-    for path in (large(tmp_path / 'large.jpg'), large(tmp_path / 'small.jpg', 375, 500),
-                 large(tmp_path / 'tall.png', 750, 1000)):
-        pipelines = [transforms.select(opt(decode=decode), 224) for decode in ('exact', 'fast')]
-        for exact, fast in zip(*pipelines, strict=True):
-            for seed in range(2):
-                images = []
-                for one in (exact, fast):
-                    manual_seed(seed)
-                    images.append(one(decoding.open_photo(path)))
-                assert images[0].shape == images[1].shape
-                assert path.name != 'large.jpg' or not torch.equal(*images)
-                assert (images[0] - images[1]).abs().mean() < 1.5 / 255, (path, seed)
-
-
-def test_large_photos_are_decoded_at_reduced_size(tmp_path, opt, monkeypatch):
-    photo = decoding.open_photo(large(tmp_path / 'large.jpg'))
-    decode, scales = photo.decode, []
-    photo.decode = lambda scale: scales.append(scale) or decode(scale)
-    assert [decode(scale).shape for scale in (1, 2, 4, 8)] == [(1500, 2000, 3), (750, 1000, 3), (375, 500, 3),
-                                                              (188, 250, 3)]
-    transforms.select(opt(decode='fast'), 224)[1](photo)
-    pipeline.resized_fast(photo, (224, 224), 0, 0, 447, 2000)
-    pipeline.resized_fast(photo, (224, 224), 0, 0, 448, 448)
-    transforms.select(opt(), 224)[1](photo)
-    assert scales == [4, 1, 2, 1]                                # 256 for the shorter side needs 1500 / 4 = 375
 
 
 def test_sizes_after_resizing_are_torchvisions():
@@ -285,36 +243,21 @@ def test_random_transforms_do_not_depend_on_workers(patterns, opt):
     assert torch.equal(first, again) and not torch.equal(first, second) and not torch.equal(first[0], first[6])
 
 
-def test_a_truncated_photo_is_named_in_both_ways(tmp_path, opt):
+def test_a_truncated_photo_is_named(tmp_path, opt):
     content = large(tmp_path / 'large.jpg', 300, 400).read_bytes()
     (tmp_path / 'cut.jpg').write_bytes(content[:len(content) // 2])
     (tmp_path / 'hole.jpg').write_bytes(content[:2] + b'\xff\xdb\0\x03' + content[6:])
     for name in ('cut.jpg', 'hole.jpg', 'missing.jpg'):
-        for decode in ('exact', 'fast'):
-            with pytest.raises(UserError, match=f'{name}: not a readable image'):
-                transforms.select(opt(decode=decode), 32)[0](decoding.open_photo(tmp_path / name))
+        with pytest.raises(UserError, match=f'{name}: not a readable image'):
+            transforms.select(opt(), 32)[0](decoding.open_photo(tmp_path / name))
 
 
-def test_the_lines_that_make_small_copies(photos, tmp_path, monkeypatch):
-    """The lines in docs/data.md, on JPEG files of every kind: upright, of 256 pixels or more, and alike."""
-    code, = re.findall(r'```python\n(import pathlib\n.*?)```', (ROOT / 'docs' / 'data.md').read_text(), re.DOTALL)
-    shutil.copytree(tmp_path, tmp_path / 'Datasets' / 'small', ignore=shutil.ignore_patterns('Datasets'))
-    monkeypatch.chdir(tmp_path)
-    exec(code, {})
-    for path in photos:
-        if path.suffix == '.jpg':
-            copy, expected = base.read_image(tmp_path / 'Datasets' / 'small' / path.name), base.read_image(path)
-            assert min(copy.size) == 256, path
-            difference = np.asarray(copy.resize(expected.size), int) - np.asarray(expected, int)
-            assert abs(difference).mean() < 8, path
-
-
-def test_without_data_workers_none_was_killed(patterns, opt):
+def test_without_data_workers_none_was_killed(patterns, opt, monkeypatch):
     data = datasets.select(opt(dataset='folder', source_path=str(patterns)), 16).train
 
     def read(source):
         raise FileNotFoundError(2, 'No such file or directory', 'pixels')
-    data.read = read
+    monkeypatch.setattr(boxes, 'open_photo', read)
     loader = TrainingLoader(opt(iterations_per_epoch=1, kernels=0), data, [[0]])
     with pytest.raises(FileNotFoundError, match='pixels'):
         next(iter(loader.epoch(1)))

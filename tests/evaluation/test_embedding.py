@@ -23,7 +23,7 @@ from datasets.pipeline import Pipeline
 from evaluation import embedding
 from tests.helpers import after_training, assert_same_end, folder_of, printed_metrics, rows_of
 from tests.shared_batches import build
-from utilities.kept_features import Batch
+from utilities.errors import UserError
 from utilities.loading import network_input
 
 FROZEN = ['--freeze', 'backbone', '--arch', 'conv4_frozen_normalize', '--no_train_metrics', 'false',
@@ -65,7 +65,8 @@ def test_views_and_an_edit_act_wherever_a_network_embeds(augmentation, way, quic
         monkeypatch.setattr(embedding.embed_batch, '__code__', of_both.__code__)
     flags = [*quick, *FROZEN, '--augmentation', augmentation, '--n_epochs', '3', *WAYS[way]]
     assert run(*flags) == 0
-    assert 'are computed once' in capsys.readouterr().out
+    kept = 'the features of the training images are computed once'      # each evaluation needs the evaluated images
+    assert (kept in capsys.readouterr().out) == (augmentation == 'none')
     assert run(*flags, *WITHOUT_KEPT) == 0
     folder = folder_of(tmp_path)
     assert_same_end(folder, folder_of(tmp_path, 'again_s1'))
@@ -159,7 +160,7 @@ def test_another_transform_has_features_of_its_own(quick):
     images.transform = Pipeline([*images.transform.transforms, blackened])
     found = embedding.embed(opt, built.model, images, 'test').embeddings
     again = embedding.embed(opt, built.model, images, 'test').embeddings
-    images.kept = None
+    images.features = None
     assert torch.equal(found, embedding.embed(opt, built.model, images, 'test').embeddings)
     assert torch.equal(found, again) and not torch.allclose(found, before, atol=1e-3)
 
@@ -170,36 +171,40 @@ def blackened(image):
     return Image.fromarray(pixels)
 
 
-def test_a_batch_is_the_tensor_of_its_images_and_of_other_networks_nothing_is_kept(quick):
-    opt, built = kept(quick)
+def test_features_take_the_place_of_images_for_their_network_and_its_moving_average_only(quick):
+    opt, built = kept(quick, '--ema', '.5')
     train = built.data.train
     other = parts.build(opt).model
     with torch.no_grad():
         other.backbone[0][0].weight.mul_(2)
-    batch = Batch(train, torch.tensor([3, 30, 4]))
+    images, labels, indices = next(iter(train.features.of(train).loader([[(3, 123), (30, 4), (4, 5)]])))
     pixels = torch.stack([train[index][0] for index in (3, 30, 4)])
     with torch.inference_mode():
-        features = built.model(pixels)[1]
-        assert torch.equal(batch.features(built.model), features) and batch.pixels is None
-        assert [len(part) for part in batch.tensor_split(2)] == [2, 1] and len(batch) == 3
-        assert batch.tensor_split(2)[1].features(built.model).equal(features[2:])
-        torch.testing.assert_close(batch.flip(-1), (pixels.flip(-1) * 255).round().to(torch.uint8))
-        torch.testing.assert_close(network_input(batch, torch.device('cpu')), pixels)
-        assert batch.shape == (3, 3, 16, 16)
-        for network, images in ((other, batch), (built.model, batch.flip(-1))):
-            expected = network(pixels if images is batch else pixels.flip(-1))[1]
-            torch.testing.assert_close(embedding.embed_batch(network, images)[1], expected)
-        assert torch.equal(batch.features(built.model), features)
-    assert train.kept and pickle.loads(pickle.dumps(train)).kept is None          # as for a data worker
+        embeddings, features = built.model(pixels)
+        assert torch.equal(images, features) and indices.tolist() == [3, 30, 4]
+        assert labels.tolist() == [train[index][1] for index in (3, 30, 4)]
+        for network in (built.model, built.ema.average):
+            assert torch.equal(embedding.embed_batch(network, images)[0], embeddings)
+            assert train.features.of(train, network)
+        assert not train.features.of(train, other)
+        test = built.data.evaluation['test']
+        found = embedding.embed(opt, other, test, 'test').embeddings
+        torch.testing.assert_close(found, other(torch.stack([image for image, _, _ in test]))[0])
+    with pytest.raises(UserError, match='the pixels of images are needed .* give --keep_features false'):
+        network_input(images, opt.device)
+    assert pickle.loads(pickle.dumps(train)).features is None                      # as for a data worker
 
 
 def test_images_whose_features_are_kept_are_not_read(quick, run, monkeypatch):
-    """36 training and 36 test images, and two batches that are compared; without keeping, in each epoch."""
+    """
+    The training images are read once and the test images, too; then one batch of each split and two as in training are
+    compared. Without keeping, all images in each epoch.
+    """
     counts, loaded = [], main.parts.datasets.ImageSet.loaded
     monkeypatch.setattr(main.parts.datasets.ImageSet, 'loaded', lambda images, items: (
         counts.append(len(items)) or loaded(images, items)))
     assert run(*quick, *FROZEN, '--augmentation', 'none') == 0
-    assert sum(counts) == 36 + 36 + 2 * 12
+    assert sum(counts) == 36 + 36 + 4 * 12
     counts.clear()
     assert run(*quick, *FROZEN, '--augmentation', 'none', *WITHOUT_KEPT) == 0
     assert sum(counts) == 3 * (36 + 36) + 2 * 3 * 12

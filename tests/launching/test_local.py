@@ -7,10 +7,9 @@ import pytest
 
 import Launch_Runs
 import main
-from launching import process
 from records import run_folder
 from tests.conftest import quick_flags
-from tests.helpers import assert_same_end, executing, folder_of, fork_server, rows_of, wait_for
+from tests.helpers import assert_same_end, executing, folder_of, rows_of, wait_for
 
 
 def test_runs_in_parallel_are_those_of_main_and_finished_ones_are_skipped(script, run, quick, tmp_path, capsys):
@@ -76,10 +75,7 @@ def test_a_killed_launcher_loses_no_run(end, script, whole, tmp_path):
         assert run_folder.read(folder_of(tmp_path, 'r_s0'))['resumed']
 
 
-def test_one_line_is_what_a_job_of_slurm_runs(script, quick, tmp_path, monkeypatch, capsys):
-    if fork_server:
-        monkeypatch.setattr(process, 'opened',
-                            lambda command, run, log: fork_server.start(command, log, run.environment))
+def test_one_line_is_what_a_job_of_slurm_runs(quick, tmp_path, capsys):
     line = shlex.join([*quick, '--n_epochs', '0'])
     assert Launch_Runs.main(['--line', line]) == 0 and Launch_Runs.main(['--line', line]) == 0
     assert 'had been finished before' in capsys.readouterr().out

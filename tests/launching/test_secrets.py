@@ -49,7 +49,7 @@ def test_a_search_leaves_no_key_and_no_password(flags, tmp_path, monkeypatch, ca
     monkeypatch.setattr(process, 'start', process.start)
     monkeypatch.setattr(folds, 'POLL', 0.03)
     monkeypatch.setattr(report, 'plot', lambda *_: None)
-    with_stub(tmp_path, forked=False)                              # a server with the key would be needed once
+    with_stub(tmp_path)
     # SQLite ignores what it does not know, and stands here for a database with a password
     storage = f'sqlite:///file:{tmp_path}/study.sqlite?uri=true&password=pa55word'
     arguments = [*flags, *TUNE, '--n_trials', '1', '--wandb_key', KEY, '--storage', storage, '--n_epochs', '1',

@@ -24,12 +24,10 @@ note.unlink()
 '''
 STOPS = 'lambda *_: (note.unlink(missing_ok=True), sys.exit(130))'
 # Imports the scripts once, then starts one process after the other that launches or searches, and sends each a signal
-# after some seconds; all but the first have a fork server that need not import anything, and soon start runs. argv: a
-# folder, which script, its arguments, [[seconds, signal], ...]; prints the exit codes.
+# after some seconds. argv: a folder, which script, its arguments, [[seconds, signal], ...]; prints the exit codes.
 DRIVER = '''
 import importlib, json, os, pathlib, sys, time
 from launching import process
-from tests import forks
 from utilities import stopping
 folder, name, arguments, signals = pathlib.Path(sys.argv[1]), sys.argv[2], *map(json.loads, sys.argv[3:])
 process.MAIN = folder / 'main.py'
@@ -38,8 +36,6 @@ for number, (seconds, signal_number) in enumerate(signals):
     ready, go = os.pipe()
     child = os.fork()
     if not child:
-        if number:
-            forks.install()
         stopping.install()
         os.write(go, b'x')
         sys.stdout = sys.stderr = open(folder / f'printed_{number}', 'w')
@@ -94,8 +90,8 @@ def test_a_search_is_stopped_at_any_moment(flags, tmp_path):
 def test_while_runs_are_stopped_a_second_ctrl_c_ends_at_once(script, tmp_path):
     (tmp_path / 'main.py').write_text(STUB.replace('HANDLER', 'signal.SIG_IGN'))
     start = ('import sys; from pathlib import Path; import Launch_Runs; from launching import process; '
-             'from tests import forks; from utilities import stopping; process.MAIN = Path(sys.argv[1]); '
-             'forks.install(); stopping.install(); '
+             'from utilities import stopping; process.MAIN = Path(sys.argv[1]); '
+             'stopping.install(); '
              'sys.exit(Launch_Runs.main(sys.argv[2:]))')
     launcher, _, errors = executing(tmp_path, start, tmp_path / 'main.py', script([], []))
     wait_for(lambda: list(tmp_path.glob('running_*')))

@@ -48,17 +48,6 @@ def test_the_texts_of_all_figures_lie_inside_them(groups, inspected, make, evalu
         assert not any(one.overlaps(other) for one, other in zip(boxes, boxes[1:], strict=False))
 
 
-def test_the_texts_of_the_figure_beside_published_values_lie_inside_it(inspected, make, evaluate, tmp_path):
-    flags = {'arch': 'bninception_frozen_normalize', 'bs': 32, 'split_scheme': 'mlrc',
-             'test': '0' * 16, 'values': {'val_map_at_r': [.1, .2, .4, .3, .2]}}
-    for group in ('CUB_Margin', 'CUB_Triplet', 'CUB256_Contrastive'):
-        for fold in range(4):
-            make(f'{group}_fold{fold}', 0, splits=('val',), fold=fold, embed_dim=128, **flags)
-    make('CUB_ArcFace_fold0', 0, splits=('val',), fold=0, embed_dim=128, **flags | {'test': '1' * 16})
-    code, *_ = evaluate('--published', 'musgrave2020', '--figures', tmp_path / 'f')
-    assert code == 0 and len(inspected) == 1 and inspected[0].get_suptitle().endswith('(test set 000000)')
-
-
 def test_the_correlations_have_one_of_two_names_of_a_metric(inspected, make, evaluate, tmp_path):
     for seed in range(3):
         make('A', seed, values={'test_mAP_c': [.1, .2, .3, .4, .5]})

@@ -2,10 +2,12 @@
 import re
 import shlex
 
+import numpy as np
 import pytest
 
 from retrieval import actions
-from tests.helpers import ROOT, after_training, folder_of
+from tests.conftest import draw_classes
+from tests.helpers import ROOT, after_training, folder_of, printed_metrics
 from utilities.errors import UserError
 
 FEW = ['--evaluation_metrics', 'e_recall@1']
@@ -20,6 +22,23 @@ def test_metrics_are_those_of_main(quick, run, tmp_path, capsys):
         assert call(*arguments, '--evaluation_metrics', 'map_at_r', 'nmi') == 0
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1] and 'map_at_r' in printed[0]
+
+
+def test_a_run_is_evaluated_on_other_data(quick, run, tmp_path, capsys):
+    other = draw_classes(tmp_path / 'other' / 'images', 4, 5, seed=3).parent
+    assert run(*quick, *FEW, '--n_epochs', '1') == 0
+    capsys.readouterr()
+    assert run('--evaluate', folder_of(tmp_path), '--source_path', other) == 0
+    printed = printed_metrics(capsys.readouterr().out)
+    assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'out.npz', '--source_path', other) == 0
+    written = np.load(tmp_path / 'out.npz')
+    assert all(path.startswith(str(other)) for path in written['paths'].tolist()) and len(written['paths']) == 10
+    distances = np.linalg.norm(written['embeddings'][:, None] - written['embeddings'].astype(float), axis=2)
+    np.fill_diagonal(distances, np.inf)
+    right = written['labels'][distances.argmin(axis=1)] == written['labels']
+    assert float(printed['test_e_recall@1']) == pytest.approx(right.mean(), abs=1e-4)
+    assert run('--evaluate', folder_of(tmp_path), '--dataset', 'cub200', '--source_path', other) == 2
+    assert '--dataset cub200: expected' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('arguments, sentence', [

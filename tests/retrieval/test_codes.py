@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluation
+from evaluation.ranking import nearest_rows
 from retrieval import codes
 from tests.evaluation.test_metrics import means
 from tests.helpers import after_training, folder_of, printed_metrics
-from utilities import nearest, plotting
+from utilities import plotting
 from utilities.errors import UserError
 
 METRICS = ['e_recall@1', 'map_at_r']
@@ -131,7 +132,7 @@ def test_the_timed_searches_find_the_nearest(has_faiss, monkeypatch):
         pytest.importorskip('faiss')
     else:
         monkeypatch.setitem(sys.modules, 'faiss', None)
-    monkeypatch.setattr(nearest, 'ROWS', 40)
+    monkeypatch.setattr(nearest_rows, 'ROWS', 40)
     points = points_of(100, 12)
     for code in codes.build_codes(['12', '4', 'int8', 'binary'], 12, points, normalize=True):
         find, gallery = code.prepare(code.encode(points)), np.asarray(code.decode(code.encode(points)))

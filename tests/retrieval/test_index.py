@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 import retrieval
+from evaluation.ranking import nearest_rows
 from retrieval import changes, search, store
 from retrieval.index import Index
 from tests.helpers import after_training, executed, executing, wait_for
 from tests.test_structure import ROOT
-from utilities import nearest
 from utilities.errors import UserError
 
 NETWORK = argparse.Namespace(source='run', id='x', settings={}, open_set=None)
@@ -66,7 +66,7 @@ def with_faiss(request, monkeypatch):
         pytest.importorskip('faiss')
     else:
         monkeypatch.setitem(sys.modules, 'faiss', None)
-        monkeypatch.setattr(nearest, 'ROWS', 100)
+        monkeypatch.setattr(nearest_rows, 'ROWS', 100)
     return request.param
 
 

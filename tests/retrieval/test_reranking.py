@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from evaluation import metrics
-from evaluation.ranking.neighbours import Search
 from retrieval import reranking
 from tests.evaluation.test_metrics import means
 from tests.helpers import after_training, folder_of, printed_metrics
 
+SEARCHES = {'kreciprocal': reranking.KReciprocal, 'alphaqe': reranking.AlphaExpanded}
 NAMES = ['e_recall@1', 'r_precision', 'map_at_r', 'mAP']
 
 
@@ -28,7 +28,7 @@ def squared(points):
     return [[float(((a - b) ** 2).sum()) for b in points] for a in points]
 
 
-def jaccard_distances(points, k1, k2, weight, strict=False):
+def jaccard_distances(points, k1, k2, weight):
     """The final distance of Zhong et al. for all pairs of points, by loops over sets."""
     original, everyone = squared(points), range(len(points))
     # each image is the nearest one of its own
@@ -44,7 +44,7 @@ def jaccard_distances(points, k1, k2, weight, strict=False):
         members = set(near)
         for q in near:
             half = reciprocal(q, round(k1 / 2))
-            if 3 * len(near & half) >= 2 * len(half) + strict:
+            if 3 * len(near & half) >= 2 * len(half):
                 members |= half
         weights = [math.exp(-original[p][g] / largest[p]) if g in members else 0.0 for g in everyone]
         encodings.append([weight / sum(weights) for weight in weights])
@@ -99,7 +99,7 @@ def test_k_reciprocal_encoding_is_the_definition_of_the_paper(sizes, k1, k2, wei
     points, labels = images(sizes)
     expected = jaccard_distances(points, k1, k2, weight)
     search = reranking.KReciprocal(points, labels, k1=k1, k2=k2, weight=weight)
-    found = 1 - weight - search.scores(np.arange(len(labels))).numpy()
+    found = -search.scores(np.arange(len(labels))).numpy()
     off = ~np.eye(len(labels), dtype=bool)
     np.testing.assert_allclose(found[off], expected[off], atol=2e-6)
     assert np.isinf(np.diag(found)).all()                                 # a query is not ranked itself
@@ -115,17 +115,17 @@ def test_all_queries_and_gallery_images_are_encoded_and_no_others():
     expected = jaccard_distances(points, 6, 3, 0.3)
     method = functools.partial(reranking.KReciprocal, k1=6, k2=3)
     search = method(points, labels, is_query)
-    found = 0.7 - search.scores(np.arange(is_query.sum())).numpy()
+    found = -search.scores(np.arange(is_query.sum())).numpy()
     np.testing.assert_allclose(found, expected[is_query][:, ~is_query], atol=2e-6)
     assert computed(points, labels, method, is_query) == pytest.approx(judged(expected, labels, is_query))
     fewer = ~is_query | (np.arange(len(labels)) < 3)                      # the first query alone
     alone = method(points[torch.from_numpy(fewer)], labels[fewer], is_query[fewer])
-    assert not np.allclose(found[0], 0.7 - alone.scores(np.array([0])).numpy()[0], atol=1e-3)
+    assert not np.allclose(found[0], -alone.scores(np.array([0])).numpy()[0], atol=1e-3)
     # images that are neither query nor gallery change nothing
     beside, other = images([4] * 3, seed=9)
     part = method(torch.cat([points, beside]), np.concatenate([labels, other]),
                   np.concatenate([is_query, np.zeros(12, bool)]), np.concatenate([~is_query, np.zeros(12, bool)]))
-    np.testing.assert_allclose(0.7 - part.scores(np.arange(is_query.sum())).numpy(), found, atol=1e-6)
+    np.testing.assert_allclose(-part.scores(np.arange(is_query.sum())).numpy(), found, atol=1e-6)
 
 
 @pytest.mark.parametrize('n, alpha, divided', [(3, 3.0, False), (50, 3.0, False), (4, 0.0, True), (5, 1.0, True)])
@@ -147,77 +147,28 @@ def test_alpha_query_expansion_far_from_the_origin_is_exact():
         assert values == pytest.approx(judged(expected, labels)), seed
 
 
-def test_strict_takes_the_rule_of_the_authors_code():
-    points, labels = images([6] * 8)
-    for k1 in (5, 9):
-        both = [jaccard_distances(points, k1, 2, 0.3, strict) for strict in (False, True)]
-        found = 0.7 - reranking.KReciprocal(points, labels, k1=k1, k2=2, strict=True).scores(np.arange(48)).numpy()
-        off = ~np.eye(48, dtype=bool)
-        np.testing.assert_allclose(found[off], both[1][off], atol=2e-6)
-        assert np.abs(both[0] - both[1]).max() > 1e-3
-
-
 def test_images_of_the_querys_camera_are_neighbours_but_not_ranked():
     points, labels = images([6] * 8)
     cameras = np.arange(len(labels)) % 3
     pool = metrics.Pool(points, labels, cameras=cameras)
     for method, distances in (('kreciprocal', jaccard_distances(points, 5, 2, 0.3)),
                               ('alphaqe', -expanded_similarities(points, 4, 3.0, np.ones(len(labels), bool)))):
-        search = functools.partial(reranking.METHODS[method],
+        search = functools.partial(SEARCHES[method],
                                    **{'kreciprocal': {'k1': 5, 'k2': 2, 'weight': 0.3}, 'alphaqe': {'n': 4}}[method])
         values = metrics.compute(NAMES, points, labels, pool=pool, search=search, backend='sort')
         assert values == pytest.approx(judged(distances, labels, cameras=cameras))
 
 
-def test_computed_in_parts_it_is_the_same(monkeypatch):
-    points, labels = images([7] * 20)
-    whole = [method(points, labels) for method in reranking.METHODS.values()]
-    for size in ('CHUNK', 'PAIRS', 'ROWS'):
-        monkeypatch.setattr(reranking, size, 30)
-    for method, one in zip(reranking.METHODS.values(), whole, strict=True):
-        parts, some = method(points, labels), np.arange(40, 50)
-        np.testing.assert_allclose(parts.scores(some).numpy(), one.scores(some).numpy(), atol=1e-6)
-
-
 def test_copies_single_images_and_collapsed_embeddings_have_finite_metrics():
     points, labels = images([4, 4, 4, 1])
     for several in (torch.cat([points, points]), torch.ones(26, 5), torch.zeros(26, 5)):
-        for method in reranking.METHODS.values():
+        for method in SEARCHES.values():
             assert all(0 <= value <= 1 for value in computed(several, np.tile(labels, 2), method).values())
-    for method in reranking.METHODS.values():                            # no image of the query's class; no other image
+    for method in SEARCHES.values():                            # no image of the query's class; no other image
         assert all(map(math.isnan, computed(points[:2], np.arange(2), method).values()))
         assert all(map(math.isnan, computed(points[:1], labels[:1], method).values()))
     copies = torch.cat([points, points])                                  # each image and its copy are of one class
     assert computed(copies, np.tile(np.arange(13), 2), reranking.KReciprocal)['e_recall@1'] == 1
-
-
-@pytest.mark.parametrize('n, k', [(700, 40), (65, 64), (3, 9), (1, 2)])
-def test_nearest_images_are_those_of_a_stable_sort(n, k):
-    points = torch.randint(0, 3, (n, 4), generator=torch.Generator().manual_seed(n)).float()       # many ties
-    distances = np.array([((points - point) ** 2).sum(dim=1).numpy() for point in points])
-    np.fill_diagonal(distances, np.inf)
-    found, farthest = reranking.nearest_gallery(search := Search(points, np.zeros(n, int)), k)
-    assert (found == np.argsort(distances, axis=1, kind='stable')[:, :min(k, n - 1)]).all()
-    scale = float((-2 * search.scores(np.arange(n))[0, -1]) / distances[0, -1]) if n > 1 and distances[0, -1] else 1
-    np.testing.assert_allclose(farthest, scale * np.where(np.isinf(distances), 0, distances).max(axis=1), rtol=1e-5)
-
-
-def test_auto_takes_the_size_of_the_training_classes_and_at_most_the_papers_numbers(opt):
-    class Train(list):
-        n_classes = 10
-
-    defaults = dict.fromkeys(('kreciprocal_k1', 'kreciprocal_k2', 'alphaqe_n'), 'auto')
-    defaults |= {'kreciprocal_lambda': 0.3, 'kreciprocal_strict': False, 'alphaqe_alpha': 3.0}
-
-    def used(size, **flags):
-        train = Train(range(size)) if size else None
-        known = reranking.settings(opt(methods=['alphaqe', 'kreciprocal'], **defaults | flags), train)
-        return known['kreciprocal']['k1'], known['kreciprocal']['k2'], known['alphaqe']['n']
-
-    assert used(53) == (4, 1, 4) and used(10) == (1, 1, 1)                # 5.3 images per class
-    assert used(400) == (20, 6, 39) and used(900) == (20, 6, 50) and used(None) == (20, 6, 50)
-    assert used(53, kreciprocal_k1=20, alphaqe_n=9) == (20, 6, 9)
-    assert reranking.settings(opt(methods=['alphaqe'], **defaults), None) == {'alphaqe': {'n': 50, 'alpha': 3.0}}
 
 
 def test_the_table_of_a_run(quick, run, tmp_path, capsys):
@@ -228,15 +179,15 @@ def test_the_table_of_a_run(quick, run, tmp_path, capsys):
     plain = float(printed_metrics(capsys.readouterr().out)['test_map_at_r'])
     assert after_training(folder, 'rerank') == 0
     out = capsys.readouterr().out
-    assert 're-ranking by kreciprocal (k1 5, k2 2, weight 0.3) and alphaqe (n 5, alpha 3.0)' in out
     for line in out.splitlines():
         lines[line.split()[0]] = line.split()[1:]
     assert lines['plain'] == ['kreciprocal', 'alphaqe'] and lines['test_map_at_r'][0] == f'{plain:.4f}'
-    assert {name for name in lines if name.startswith('test_')} == {
-        'test_e_recall@1', 'test_map_at_r', 'test_seconds', 'test_megabytes'}
+    assert {name for name in lines if name.startswith('test_')} == {'test_e_recall@1', 'test_map_at_r'}
     assert all(len(lines[name]) == 3 for name in lines if name.startswith('test_'))
-    for flags, message in ((['--evaluation_metrics', 'nmi'], 'add one, such as map_'), (['beta'], 'choose from'),
-                           (['--alphaqe_n', 'all'], 'expected a whole number'),
-                           (['--loss', 'hyperbolic'], 'ranks by a distance of its own')):
+    for flags, message in ((['--evaluation_metrics', 'nmi'], '--evaluation_metrics, such as map_'),
+                           (['beta'], 'choose from'), (['--alphaqe_n', 'all'], 'expected a whole number')):
         assert after_training(folder, 'rerank', *flags) == 2
         assert message in capsys.readouterr().err
+    assert run(*quick, '--n_epochs', '0', '--loss', 'hyperbolic', '--batch_mining', 'none', '--group', 'ball') == 0
+    assert after_training(folder_of(tmp_path, 'ball_s1'), 'rerank') == 2
+    assert 'ranks by a distance of its own' in capsys.readouterr().err

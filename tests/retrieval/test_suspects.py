@@ -11,6 +11,7 @@ from PIL import Image
 import Retrieve_Images
 from datasets import folder
 from retrieval import review, suspects
+from tests.helpers import folder_of
 
 
 def clusters(n_classes=10, n_images=20, dim=32, seed=0):
@@ -174,6 +175,22 @@ def test_the_images_of_a_run_and_photos_that_its_network_embeds(trained, tmp_pat
     assert '24 images of 6 classes' in capsys.readouterr().out
 
 
+def test_a_copy_of_a_training_image_among_the_test_images_is_named(quick, run, patterns, tmp_path, capsys):
+    place = tmp_path / 'planted'
+    shutil.copytree(patterns, place)
+    shutil.copy(place / 'images' / 'class_00' / '0.png', place / 'images' / 'class_11' / 'copy.png')
+    assert run(*quick, '--source_path', place, '--n_epochs', '0') == 0
+    capsys.readouterr()
+    assert Retrieve_Images.main(['suspects', str(folder_of(tmp_path)), '--splits_to_eval', 'train', 'test',
+                                 '--no_train_metrics', 'false', '--out', str(tmp_path / 'found.csv')]) == 0
+    assert 'one image in one split, and one in another, in ' in capsys.readouterr().out
+    with open(tmp_path / 'found.csv', newline='') as file:
+        copies = [row for row in csv.DictReader(file) if row['note'].startswith('same image')]
+    assert [row['note'] for row in copies] == ['same image, test and train']
+    assert {copies[0]['path'], copies[0]['neighbour']} == {
+        str(place / 'images' / name) for name in ('class_00/0.png', 'class_11/copy.png')}
+
+
 UNTRAINED = ['--arch', 'conv4', '--not_pretrained', '--device', 'cpu', '--kernels', '0']
 
 
@@ -209,9 +226,9 @@ def test_most_of_5_percent_shuffled_labels_of_grocery_photos_are_found(shared, t
         counts[name] = counts.get(name, 0) + 1
         lines += [f'{path},{name}'] if counts[name] <= 14 and len(counts) % 2 else []
     listed.write_text('\n'.join(lines))
-    part, = review.embed_photos(listed, None, [
+    part = review.embed_photos(listed, None, [
         '--arch', 'mobilenet_v2', '--weights', str(shared / 'weights' / 'mobilenet_v2_imagenet.pth'), '--input_mean',
-        '0.5', '--input_std', '0.5', '--input_size', '96', '--device', 'cpu', '--kernels', '0'])
+        '0.5', '--input_std', '0.5', '--input_size', '96', '--device', 'cpu', '--kernels', '0'])['photos']
     random, true = np.random.default_rng(0), part.images.labels
     labels, wrong = true.copy(), random.permutation(len(true))[:len(true) // 20]
     labels[wrong] = (labels[wrong] + random.integers(1, 41, len(wrong))) % 41
@@ -230,9 +247,9 @@ def test_copies_of_grocery_photos_that_were_saved_again_are_found_and_no_other_p
         with Image.open(files[0]) as photo:
             photo.save(tmp_path / place.name / 'copy.jpg', quality=85)
         copied.add(frozenset(tmp_path / place.name / name for name in (files[0].name, 'copy.jpg')))
-    part, = review.embed_photos(tmp_path, None, [
+    part = review.embed_photos(tmp_path, None, [
         '--arch', 'mobilenet_v2', '--weights', str(shared / 'weights' / 'mobilenet_v2_imagenet.pth'), '--input_mean',
-        '0.5', '--input_std', '0.5', '--input_size', '96', '--device', 'cpu', '--kernels', '0'])
+        '0.5', '--input_std', '0.5', '--input_size', '96', '--device', 'cpu', '--kernels', '0'])['photos']
     found = of_kind(suspects.find(part.embeddings, part.images.labels), 'duplicate')
     paths = part.images.paths
     assert {frozenset((paths[pair.image], paths[pair.neighbour])) for pair in found} == copied

@@ -50,7 +50,7 @@ import Hyperparameter_Search
 from tests.tuning import stub
 from tuning import folds, report, trials
 report.plot = lambda *_: None
-stub.with_stub(Path(sys.argv[1]), forked=False)
+stub.with_stub(Path(sys.argv[1]))
 trials.HEARTBEAT, trials.GRACE, folds.POLL = 1, 3, 0.1
 sys.exit(Hyperparameter_Search.main(sys.argv[2:]))
 '''
@@ -72,11 +72,8 @@ def search_flags(patterns, folder):
             '--loss', 'triplet', '--batch_mining', 'random']
 
 
-def with_stub(folder, forked=True):
-    """
-    Runs `folder`/main.py as main.py, and writes the flags of each run where the stub finds them. forked: whether runs
-    are forked; the stub itself is started sooner than a server that could fork it.
-    """
+def with_stub(folder):
+    """Runs `folder`/main.py as main.py, and writes the flags of each run where the stub finds them."""
     original = process.start
 
     def start(run, more=()):
@@ -84,7 +81,7 @@ def with_stub(folder, forked=True):
         file = run.parent / f'{run.savename}.json'
         if not file.exists():
             file.write_text(json.dumps(run.settings))
-        return original(run, more, forked=forked)
+        return original(run, more)
 
     process.MAIN, process.start = folder / 'main.py', start
 

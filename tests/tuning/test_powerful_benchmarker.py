@@ -1,4 +1,5 @@
 """tuning/powerful_benchmarker.py: an experiment folder of powerful-benchmarker as a command line of main.py."""
+import argparse
 import functools
 import random
 import shlex
@@ -8,6 +9,8 @@ import pytest
 import configuration
 import main
 import parameters
+from datasets import splits
+from datasets.base import ImageTable
 from tests.conftest import parser
 from tests.tuning.experiment_folders import CONFIGS, DATES, change, options_of, write
 from tuning import powerful_benchmarker
@@ -74,7 +77,7 @@ def test_an_experiment_is_a_command_line_of_main(tmp_path, capsys):
         assert f'Note: {option} of ContrastiveLoss is dropped' in printed
     assert 'Note: with hidden layers' in printed and '--fold 0 to 4' in printed
     opt = vars(configuration.parse(arguments))
-    expect(opt, dataset='cub200', split_scheme='class_folds', n_folds=10, n_training_folds=5, test_size=0.5,
+    expect(opt, dataset='cub200', split_scheme='mlrc', n_folds=10, n_training_folds=5, test_size=0.5,
            n_epochs=1000, eval_every=2, patience=9, iterations_per_epoch=100, kernels=2, bs=32, eval_bs=32,
            samples_per_class=4, arch='bninception_frozen_normalize', embed_dim=128, embed_layers=[256],
            loss='pml:ContrastiveLoss', loss_pml_args=[{'pos_margin': 0.2, 'neg_margin': 0.4}],
@@ -83,6 +86,37 @@ def test_an_experiment_is_a_command_line_of_main(tmp_path, capsys):
            crop_ratio=None, input_size=None, eval_size=None, eval_resize=None, scheduler='none',
            storage_metrics=['map_at_r'], eval_reference='self', eval_normalize=True, splits_to_eval=['val'],
            eval_features=False, pca=0, not_pretrained=False)
+
+
+@pytest.mark.parametrize('n_folds, n_classes', [(4, 196), (4, 200), (10, 200), (4, 22634)])
+def test_the_folds_of_2020_have_the_classes_of_that_program(n_folds, n_classes, tmp_path):
+    """Its rule: in a circle of the training classes, n / (2 folds) validation classes follow the training classes."""
+    files = options_of('2020-03-20')
+    files['general'] |= {'num_training_partitions': n_folds, 'num_training_sets': n_folds}
+    opt, _ = translated(write(tmp_path, files))
+    table = ImageTable([*range(n_classes)], [f'{i:05}' for i in range(n_classes)])
+    half = n_classes // 2
+    n_val = int(n_classes * 0.5 / n_folds)
+    for fold in range(n_folds):
+        start = int(fold / n_folds * half)
+        train = [(start + i) % half for i in range(half - n_val)]
+        val = [(start + i) % half for i in range(half - n_val, half)]
+        found = splits.split(argparse.Namespace(**opt | {'fold': fold}), table)
+        assert found == {'train': sorted(train), 'val': sorted(val), 'test': [*range(half, n_classes)]}
+
+
+@pytest.mark.parametrize('date, scheme', [*((date, 'mlrc') for date in DATES[1:4]), (FIRST, 'class_folds'),
+                                          (LAST, 'class_folds')])
+def test_the_scheme_of_folds_follows_from_the_options(date, scheme, tmp_path):
+    opt, _ = translated(write(tmp_path, options_of(date)))
+    expect(opt, split_scheme=scheme, n_folds=4)
+
+
+def test_another_test_range_in_2020_has_no_counterpart(tmp_path):
+    files = options_of('2020-03-20')
+    files['general'] |= {'test_size': 0.25}
+    _, missing = translated(write(tmp_path, files))
+    assert missing == {'test_size': '0.25'}
 
 
 def test_similarities_in_a_contrastive_loss_stay_similarities(tmp_path):

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 import configuration
-import effects
 import Hyperparameter_Search
+from configuration import effects
 from launching import process
 from tests.tuning.stub import TUNE, table_of
 from tuning import optimize, report, search, status

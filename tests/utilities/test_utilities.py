@@ -12,12 +12,12 @@ import yaml
 
 from records import backends, checkpoint, database, run_folder
 from records.checkpoint import Checkpoint
+from records.trace import Trace
 from records.writing import Records
 from tests.helpers import state_of
 from utilities import device, files, machine, stopping
 from utilities.errors import RunFailed, UserError, choose
 from utilities.randomness import derive, seed_everything
-from utilities.trace import Trace
 
 
 def test_an_atomic_write_leaves_the_old_file_or_the_new_one(tmp_path):

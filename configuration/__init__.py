@@ -9,11 +9,11 @@ import datasets
 import evaluation
 import optimization
 import parameters
-import resuming
 from architectures import embedding_layer
+from configuration import resuming
+from flags import command_line
+from flags.command_line import given, known, mappings, merged, read_config, tokens
 from records import checkpoint, published, run_folder
-from utilities import command_line
-from utilities.command_line import given, known, mappings, merged, read_config, tokens
 from utilities.errors import UserError
 from utilities.namespace import Flags
 
@@ -21,7 +21,8 @@ from utilities.namespace import Flags
 REMOVED = {
     'language_distill_w': 0.0, 'language_vectors': None, 'language_pseudoclass': False, 'language_pseudoclass_topk': 5,
     'language_delay': 0, 'language_shift': 1.0, 'language_temp': 1.0, 'language_distill_dir': 'backward',
-    'mahalanobis': False, 'mahalanobis_lr': -1.0,
+    'mahalanobis': False, 'mahalanobis_lr': -1.0, 'prompts': 0, 'prompt_depth': 0,
+    'decode': 'exact',
 }
 # Flags that no longer exist, and that changed no result
 REMOVED_WITHOUT_EFFECT = {'language_model'}

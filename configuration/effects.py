@@ -2,8 +2,8 @@
 import sys
 
 import parameters
+from flags.command_line import shown
 from utilities import namespace, processes
-from utilities.command_line import shown
 
 BUILT = ('data', 'network')                                                    # groups of flags
 TRAINING = ('training', 'batch creation', 'batch mining', 'losses')

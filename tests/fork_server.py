@@ -1,10 +1,9 @@
 """
-Starts runs as forks of a process that has already imported their packages, since the import takes several seconds.
+Starts programs as forks of a process that has already imported their packages, since the import takes several seconds.
 
-That process is the fork server of Python's multiprocessing: it imports launching.preload once, and forks for each run.
-The fork executes main.py as `python main.py ...` does, in a session of its own, and continues if the launcher or the
-server ends. Linux only: elsewhere, and if the server cannot be used, launching.process starts each run as a new
-program.
+That process is the fork server of Python's multiprocessing: it imports tests.preload once, and forks for each program.
+The fork executes main.py as `python main.py ...` does, in a session of its own, and continues if the test or the server
+ends. Linux only: elsewhere, tests start new programs.
 """
 import atexit
 import multiprocessing
@@ -17,9 +16,6 @@ from multiprocessing import reduction
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# packages that most runs import, and those that a run imports only when it uses them
-PACKAGES = ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss', 'threadpoolctl',
-            'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard')
 
 
 class Run(multiprocessing.get_context('forkserver').Process):
@@ -65,7 +61,7 @@ class Run(multiprocessing.get_context('forkserver').Process):
         return self.exitcode
 
     def join(self, timeout=None):
-        """Returns at once: multiprocessing calls it when the launcher ends, and runs may outlive the launcher."""
+        """Returns at once: multiprocessing calls it when a program ends, and its runs may outlive it."""
 
 
 def execute(command, environment):
@@ -93,11 +89,11 @@ def start(command, log, secrets):
     Starts `command` as Run does, with the environment of this process and `secrets`; returns the Run, or None if there
     is no server to do it. The first call waits until the server has imported the packages.
     """
-    multiprocessing.set_forkserver_preload(['launching.preload'])
+    multiprocessing.set_forkserver_preload(['tests.preload'])
     environment = dict(os.environ)
     run = Run(command, log, environment | secrets)
     try:
-        os.environ['PYTHONPATH'] = str(ROOT)                      # the server finds launching.preload there
+        os.environ['PYTHONPATH'] = str(ROOT)                      # the server finds tests.preload there
         run.start()
     except (OSError, EOFError):                                   # no server, or it has ended
         return None

@@ -1,11 +1,11 @@
-"""utilities/flag_hints.py: command lines as users of other programs type them, and the table itself."""
+"""flags/hints.py: command lines as users of other programs type them, and the table itself."""
 import re
 import shlex
 
 import pytest
 
 import parameters
-from utilities import command_line, flag_hints
+from flags import command_line, hints
 from utilities.errors import UserError
 
 # the flag that is refused, and what its line says
@@ -48,14 +48,14 @@ def test_a_config_file_gets_the_same_answers(tmp_path):
 
 
 def test_the_table_names_flags_that_there_are_for_flags_that_there_are_not():
-    known, names = {*command_line.known_flags(parameters.build())}, ' '.join(flag_hints.HINTS).split()
+    known, names = {*command_line.known_flags(parameters.build())}, ' '.join(hints.HINTS).split()
     assert len(names) == len({*names}) and not known & {*names}
-    for hint in flag_hints.HINTS.values():
+    for hint in hints.HINTS.values():
         assert {*re.findall(r'--(\w+)', hint)} <= known, hint
 
 
 def test_a_program_without_the_flag_does_not_name_it():
-    assert flag_hints.unknown('batch_size', ['gpus']) == ''
+    assert hints.unknown('batch_size', ['gpus']) == ''
 
 
 @pytest.mark.parametrize('line, sentence', [

@@ -5,11 +5,11 @@ import importlib
 import os
 import sys
 
-from launching.fork_server import PACKAGES
+from benchmarks.runs import PACKAGES
 
-os.setsid()                                                       # Ctrl-C on the launcher's terminal is not for it
+os.setsid()                                                       # Ctrl-C on the terminal is not for it
 for stream in range(3):                                           # runs that are left may keep it alive: it holds no
-    os.dup2(os.open(os.devnull, os.O_RDWR), stream)               # pipe or terminal of the launcher
+    os.dup2(os.open(os.devnull, os.O_RDWR), stream)               # pipe or terminal of the tests
 gc.disable()                                                      # imports leave little garbage
 for package in PACKAGES:
     with contextlib.suppress(ImportError):                        # runs work without it, or print what is missing

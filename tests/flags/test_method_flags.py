@@ -5,7 +5,7 @@ import pytest
 
 from batch_mining import BATCHMINERS
 from criteria import CRITERIA
-from utilities import method_flags
+from flags import method_flags
 
 
 def module_of(text):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import datasampler
 import parameters
+from flags.command_line import as_list, shown
 from records import reading, run_folder
 from utilities import processes
-from utilities.command_line import as_list, shown
 from utilities.errors import UserError
 from utilities.files import remove_temporary
 

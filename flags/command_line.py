@@ -10,10 +10,11 @@ from pathlib import Path
 
 import yaml
 
-from utilities import flag_hints, image_size
+from flags import hints
+from flags.help_texts import Facts, Formatter, Help, PrintCompletion, facts
+from flags.method_flags import expected_number
+from utilities import image_size
 from utilities.errors import UserError
-from utilities.flag_help import Facts, Formatter, Help, PrintCompletion, facts
-from utilities.method_flags import expected_number
 
 LARGEST = 2 ** 63 - 1                # the largest whole number of tensors and of torch's seeds
 FACTS = inspect.signature(Facts).parameters
@@ -40,7 +41,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         if message.startswith('unrecognized arguments: --'):
             found = [word.split('=')[0].removeprefix('--') for word in message.split() if word.startswith('--')]
-            message = '\n'.join(f'--{flag}: unknown flag{flag_hints.unknown(flag, known_flags(self))}'
+            message = '\n'.join(f'--{flag}: unknown flag{hints.unknown(flag, known_flags(self))}'
                                 for flag in dict.fromkeys(found))
         raise UserError(message.removeprefix('argument '))
 
@@ -205,7 +206,7 @@ def new_group(parser, title, description=None, **known):
 
 def add_declared(add, switch, flag, values, **known):
     """
-    Adds a flag that the file of a method declares. values: of utilities/method_flags.py, with default and help. known:
+    Adds a flag that the file of a method declares. values: of flags/method_flags.py, with default and help. known:
     Facts of the flag.
     """
     default = values['default']
@@ -275,7 +276,7 @@ def known(parser, settings, where, excluded=()):
     where: the source of the settings, for the message. excluded: flags that are refused.
     """
     names = set(known_flags(parser)) - {'help', 'print_completion', *excluded}
-    unknown = [f'{where}: {name}: unknown flag{flag_hints.unknown(str(name), known_flags(parser))}'
+    unknown = [f'{where}: {name}: unknown flag{hints.unknown(str(name), known_flags(parser))}'
                for name in settings if name not in names]
     if unknown:
         raise UserError('\n'.join(unknown))

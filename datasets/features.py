@@ -1,0 +1,89 @@
+"""Data sets of features: a frozen backbone is applied to images once, and its output kept in the cache folder."""
+import contextlib
+import hashlib
+import os
+import sys
+
+import numpy as np
+import torch
+
+from datasets.base import as_pair
+from records.checkpoint import checksum
+from utilities.files import atomic, cache_folder
+
+LIMIT = 4e9                                  # bytes of all files of features; those that were not used longest go first
+
+
+class FeatureSet(torch.utils.data.Dataset):
+    """An ImageSet whose batches have pooled features [B, F], of rows [N, F] on the CPU, in place of images."""
+
+    def __init__(self, images, rows):
+        self.images = images
+        self.rows = rows
+
+    def __getitems__(self, items):
+        indices = torch.tensor([as_pair(item)[0] for item in items])
+        return self.rows[indices], torch.from_numpy(self.images.labels)[indices], indices
+
+    def loader(self, batches):
+        """Yields (features [B, F], labels [B], indices [B]) for each list of items of an ImageSet."""
+        return torch.utils.data.DataLoader(self, batch_sampler=batches, collate_fn=lambda batch: batch,
+                                           generator=torch.Generator())           # leaves the global one as it is
+
+
+class FixedFeatures(dict):
+    """
+    {(ImageSet, its transform as text): FeatureSet}, as long as `network` does not train the layers that compute them.
+    others: networks with the same backbone until it is trained, such as the moving average.
+    """
+
+    def __init__(self, network, *others):
+        super().__init__()
+        self.networks = (network, *others)
+
+    def of(self, images, network=None):
+        """
+        The FeatureSet of an ImageSet; None if there is none, or if `network` is another one. Each call asks the trained
+        network again: once it trains its backbone, all features are forgotten.
+        """
+        if not self.networks[0].has_fixed_features():
+            self.clear()
+        if network not in (None, *self.networks):
+            return None
+        return self.get((images, repr(images.transform)))
+
+
+def file_of(opt, network, images):
+    """The file in the cache folder for the features of an ImageSet: its name is a checksum of what they depend on."""
+    states = map(os.stat, images.paths)
+    files = [(str(source), state.st_size, state.st_mtime_ns)
+             for source, state in zip(images.sources, states, strict=True)]
+    weights = network.backbone.state_dict() | {'mean': network.mean, 'std': network.std}
+    batch_size = opt.eval_bs or opt.bs                   # the last bits may depend on it
+    settings = [opt.arch, opt.pool, network.input_size, images.transform, batch_size, str(opt.device),
+                torch.__version__, checksum({name: tensor.cpu() for name, tensor in weights.items()}), files]
+    return cache_folder() / f'features_{hashlib.sha256(repr(settings).encode()).hexdigest()[:32]}.float32'
+
+
+def read(file, shape):
+    """The features of this shape, [N, F], in a file of write(); None if there is none, or one of another length."""
+    with contextlib.suppress(OSError):
+        rows = np.fromfile(file, np.float32)
+        if rows.size == shape[0] * shape[1]:
+            os.utime(file)                               # it was used just now
+            return torch.from_numpy(rows).reshape(shape)
+    return None
+
+
+def write(file, rows):
+    """Writes features [N, F] as float32; prints a note where that is not possible."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(file) as temporary:
+            rows.numpy().tofile(temporary)
+    except OSError as error:
+        print(f'Note: the features are not kept for further runs: {error}', file=sys.stderr)
+    with contextlib.suppress(OSError):                   # another run may remove the same files
+        files = sorted(file.parent.glob('features_*'), key=lambda path: path.stat().st_mtime)
+        while sum(path.stat().st_size for path in files) > LIMIT:
+            files.pop(0).unlink()
