@@ -358,11 +358,12 @@ def set_gradient(leaf, rows, have):
 
 def take_over(thing, state):
     """The state of a part in a checkpoint of an earlier version, {name: value or nested states} -> its attributes."""
+    if hasattr(thing, 'load_state_dict'):
+        thing.load_state_dict(state)
+        return
     for name, value in state.items():
         part = thing[name] if isinstance(thing, list) else getattr(thing, name)
-        if hasattr(part, 'load_state_dict'):
-            part.load_state_dict(value)
-        elif isinstance(value, dict) and has_attributes(part):
+        if isinstance(value, dict) and has_attributes(part):
             take_over(part, value)
         elif isinstance(value, torch.Tensor):
             setattr(thing, name, value.to(getattr(thing, 'device', 'cpu')))
