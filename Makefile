@@ -9,7 +9,7 @@ PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -
 SCRIPT = run_scripts/Comparison_Runs.sh
 BASELINE = Triplet_Random
 
-.PHONY: help demo compare test quick docs regress test-device test-slurm test-postgres toy clean
+.PHONY: help demo compare test quick docs regress test-gpu test-device test-slurm test-postgres toy clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -39,6 +39,9 @@ regress: .venv/installed        ## train three methods for some minutes, and com
 	OMP_NUM_THREADS=1 $(BIN)/python Launch_Runs.py Training_Results/regress.sh --workers 2
 	$(BIN)/python Result_Evaluations.py --runs Training_Results/regress --metrics e_recall@1 map_at_r nmi --rows Training_Results/regress.csv
 	$(BIN)/python Result_Evaluations.py --compare studies/rows/regress.csv Training_Results/regress.csv --metrics e_recall@1 map_at_r nmi
+
+test-gpu: .venv/installed-dev   ## in less than four minutes: what only an NVIDIA GPU can test
+	PYTHON=$(BIN)/python bash tests/gpu.sh
 
 test-device: .venv/installed-dev        ## training and evaluation on a simulated accelerator, where it is in ../shared, compared with the CPU
 	PYTHON=$(BIN)/python bash tests/device.sh

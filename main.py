@@ -17,7 +17,6 @@ import datasampler
 import evaluation
 import parameters
 import parts
-from architectures.depth import gradients_by_block
 from configuration import effects, resuming
 from records import checkpoint, columns, lock, reading, run_folder
 from records.checkpoint import Checkpoint
@@ -46,7 +45,7 @@ def run(opt, arguments):
                 evaluated = None
                 if is_judged_untrained:
                     evaluated, embedded = evaluate(opt, built, epoch=0)
-                record(records, built, state, 0, {}, evaluated, embedded)
+                record(records, built, state, 0, {}, evaluated)
             for epoch in range(max(state.next_epoch, 1), opt.n_epochs + 1):
                 if state.patience_is_over(opt.patience):
                     break
@@ -54,7 +53,7 @@ def run(opt, arguments):
                 evaluated = None
                 if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
                     evaluated, embedded = evaluate(opt, built, epoch)
-                record(records, built, state, epoch, trained, evaluated, embedded)
+                record(records, built, state, epoch, trained, evaluated)
             finish(opt, built, embedded, records, state)
 
 
@@ -167,13 +166,10 @@ def train_epoch(opt, built, loader, epoch):
     return scalars | built.schedule.rates()
 
 
-def record(records, built, state, epoch, trained, evaluated, embedded):
-    """Writes down an epoch: its row, the checkpoints, the summary; and histograms, where a backend takes them."""
+def record(records, built, state, epoch, trained, evaluated):
+    """Writes down an epoch: its row, the checkpoints, the summary."""
     effects.name_unread(records.opt, bool(trained), bool(evaluated))
-    histograms = {}
-    if records.backends and evaluated:
-        histograms = gradients_by_block(built.model) | evaluation.distances_by_split(embedded)
-    state.save(epoch, records.log(epoch, trained, evaluated, histograms), records.contents())
+    state.save(epoch, records.log(epoch, trained, evaluated), records.contents())
     records.summarise(state)
 
 

@@ -275,7 +275,8 @@ def training_parameters(parser):
     add('--bs', type=POSITIVE_INT, default=112, common=True,
         help='number of images per batch; with --views N, each image counts N times')
     switch('--deterministic', help='make the arithmetic repeatable on a GPU too, which is slower; the CPU always is')
-    switch('--tf32', help='compute float32 products in TF32 on NVIDIA GPUs: faster, but less precise')
+    switch('--tf32', default=None,
+           help='whether NVIDIA GPUs train in TF32, faster but less precise; by default as PyTorch: in convolutions')
     add('--amp', choices=['none', 'bfloat16', 'float16'], default='none',
         help='mixed precision of the network in training; none: float32; losses are always float32')
     add('--clip_grad', type=POSITIVE,

@@ -26,6 +26,7 @@ from utilities import device, loss_sums, machine, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.files import cache_folder
 from utilities.image_size import sides, written
+from utilities.loading import evaluation_batches
 from utilities.namespace import changed, unnoted
 from utilities.randomness import preserved, seed_everything
 
@@ -346,30 +347,35 @@ def keep_evaluated_features(opt, parts):
     for split, images in data.evaluation.items():
         images.features = fixed
         if {*opt.eval_views} <= {1}:
-            keep(opt, model, images, split, evaluation.embed_batch, [range(len(images))[:opt.eval_bs or opt.bs]])
+            batches = [[*batch] for batch in evaluation_batches(opt, images)[0]]
+            keep(opt, model, images, split, batches, evaluation.embed_batch, batches[:1])
     return len(fixed) > 0
 
 
 def keep_training_features(opt, parts):
-    """The part of keep_features() for the training images. Returns whether features take their place."""
+    """
+    The part of keep_features() for the training images, in batches that are as large as those of the training. Returns
+    whether features take their place.
+    """
     n_images = len(parts.data.train)
     size = math.ceil(opt.bs / math.ceil(opt.bs / (opt.micro_bs or opt.bs)))              # of the largest piece
-    batches = [(torch.arange(size).flip(0) - size) % n_images, torch.linspace(0, n_images - 1, size).long()]
-    return keep(opt, parts.model, parts.data.train, 'train', evaluation.network_outputs,
-                [batch.tolist() for batch in batches])
+    batches = [[index % n_images for index in range(start, start + size)] for start in range(0, n_images, size)]
+    mixed = [(torch.arange(size).flip(0) - size) % n_images, torch.linspace(0, n_images - 1, size).long()]
+    return keep(opt, parts.model, parts.data.train, 'train', batches, evaluation.network_outputs,
+                [batch.tolist() for batch in mixed])
 
 
-def keep(opt, model, images, split, embedding, batches):
+def keep(opt, model, images, split, batches, embedding, compared):
     """
-    Adds pooled features to the FixedFeatures of an ImageSet, from the cache folder or computed now, if `embedding` of
-    features and of images is the same in these batches. Returns whether it is.
+    Adds pooled features to the FixedFeatures of an ImageSet, from the cache folder or computed now in these batches, if
+    `embedding` of features and of images is the same in the batches `compared`. Returns whether it is.
     """
-    file = features.file_of(opt, model, images)
+    file = features.file_of(opt, model, images, batches)
     rows = features.read(file, (len(images), model.n_features))
-    if rows is None or not evaluation.features_suffice(embedding, model, images, rows, batches):
-        rows = evaluation.pooled_features(opt, model, images, split)
+    if rows is None or not evaluation.features_suffice(embedding, model, images, rows, compared):
+        rows = evaluation.pooled_features(opt, model, images, batches, split)
         features.write(file, rows)
-        if not evaluation.features_suffice(embedding, model, images, rows, batches):
+        if not evaluation.features_suffice(embedding, model, images, rows, compared):
             return False
     images.features[images, repr(images.transform)] = features.FeatureSet(images, rows)
     return True

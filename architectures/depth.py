@@ -79,19 +79,3 @@ def freeze(opt, network):
         if depth <= last:
             network.get_parameter(name).requires_grad_(False)
     return [name for names in found[:last + 1] for name in names]
-
-
-def gradients_by_block(model, n_values=20_000):
-    """
-    {'gradients/<number> <first module>': [n] float32 array}: the gradients of the last step in each block of an
-    EmbeddingNetwork's backbone and in its embedding layers, at most n_values each, evenly spaced; {} without gradients.
-    """
-    names = [f'{depth:02d} {modules[0]}' for depth, modules in enumerate(blocks(model.backbone))]
-    of_backbone = depths(model.backbone)
-    found = {}
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            block = names[of_backbone[name.removeprefix('backbone.')]] if name.startswith('backbone.') else 'embedding'
-            found.setdefault(f'gradients/{block}', []).append(parameter.grad.detach().float().flatten())
-    return {name: torch.cat([part[::-(-sum(map(len, parts)) // n_values)] for part in parts]).cpu().numpy()
-            for name, parts in found.items()}

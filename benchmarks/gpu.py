@@ -28,6 +28,7 @@ from utilities.errors import RunFailed, UserError
 LAST = 480                   # seconds after the start from which no further part begins
 N_PROCESSES, RECALL = 2, 0.53
 METRICS = ['precision_at_1', 'r_precision', 'map_at_r', 'e_recall@10', 'e_recall@1000', 'mAP']
+SYNCHRONISED = 'called a synchronizing CUDA operation'               # torch's words
 TOLERANCE = 1e-6             # largest difference of a metric on the GPU from the CPU's
 # (loss, miner): how often the host waits in a step, by the list in docs/development.md
 WAITS = {('multisimilarity', 'none'): 0, ('proxyanchor', 'none'): 0, ('margin', 'distance'): 1,
@@ -59,7 +60,10 @@ def waits(run):
 
 @contextlib.contextmanager
 def synchronisations(device):
-    """Gives a list, which has the warnings of all synchronisations with the GPU after the block; none on the CPU."""
+    """
+    Gives a list, which has the warnings of all synchronisations with the GPU after the block; none on the CPU. The
+    warning about the debug mode itself, which torch prints once, does not count.
+    """
     found, on_gpu = [], device.type == 'cuda'
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
@@ -70,7 +74,7 @@ def synchronisations(device):
         finally:
             if on_gpu:
                 torch.cuda.set_sync_debug_mode('default')
-    found += [str(warning.message) for warning in caught if 'synchronizing' in str(warning.message)]
+    found += [str(warning.message) for warning in caught if SYNCHRONISED in str(warning.message)]
 
 
 def half(run):

@@ -26,6 +26,7 @@ REMOVED = {
 }
 # Flags that no longer exist, and that changed no result
 REMOVED_WITHOUT_EFFECT = {'language_model'}
+REMOVED_PICTURES = {'umap', 'utility', 'confidence'}
 TAG = 'before-0.2'                                            # the last code that has them
 
 
@@ -146,7 +147,10 @@ def without_removed(place, settings):
     if used:
         raise UserError(f'{place}: it was trained with {", ".join(used)}, which no longer exists; use the code of the '
                         f'git tag {TAG}')
-    return {name: value for name, value in settings.items() if name not in REMOVED.keys() | REMOVED_WITHOUT_EFFECT}
+    kept = {name: value for name, value in settings.items() if name not in REMOVED.keys() | REMOVED_WITHOUT_EFFECT}
+    if 'pictures' in kept:
+        kept['pictures'] = [name for name in kept['pictures'] if name not in REMOVED_PICTURES] or ['none']
+    return kept
 
 
 def embedding_settings(opt):

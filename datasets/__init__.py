@@ -73,6 +73,9 @@ def select(opt, input_size):
     training, evaluation = pipelines(opt, input_size)
     if opt.skip_bad_images:
         table = without_bad_images(table)
+    other_data = unlike_published(opt.dataset, table)
+    if other_data:
+        print(f'Note: --dataset {opt.dataset}: {other_data}')
     if splits.scheme(opt, table) != 'predefined':
         table = replace(table, parts=None, roles=None)       # or else queries would be compared with the gallery only
     split = splits.split(opt, table)
@@ -82,9 +85,23 @@ def select(opt, input_size):
     description = splits.describe(sets) | {'image_hashes': splits.image_hashes(table, split)}
     if opt.splits:
         description['splits_file'] = splits.split_file.describe(opt)
+    if other_data:
+        description['other_data'] = other_data
     if opt.label_noise:
         description['label_noise'] = label_noise.apply(opt, train)
     return Data(train, sets, description)
+
+
+def unlike_published(dataset, table):
+    """How data under the name of a published set differ from it in numbers, as a sentence; '' where they do not."""
+    differences = []
+    for part, published in getattr(DATASETS[dataset], 'PUBLISHED', {}).items():
+        classes = [name for i, name in enumerate(table.classes) if part in ('all', table.parts and table.parts[i])]
+        if (len(classes), len({*classes})) != published:
+            name = '' if part == 'all' else f'{part} '
+            differences.append(f'{name}{len(classes):,} images of {len({*classes}):,} classes, not {published[0]:,} of '
+                               f'{published[1]:,}')
+    return f'{"; ".join(differences)}: results are not comparable with published ones' if differences else ''
 
 
 def each_its_own_class(table):

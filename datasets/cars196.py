@@ -5,6 +5,7 @@ from datasets.base import ImageTable, class_folders, find, subfolders
 from datasets.download import no_address
 from utilities.errors import UserError
 
+PUBLISHED = {'all': (16185, 196)}                    # images and classes, as in every published result
 ROOTS = ('cars196', 'stanford_cars', 'cars196/stanford_cars', 'cars196/car_data', 'cars196/car_data/car_data')
 LAYOUTS = [f'{root}/{layout}' for layout in ('images', 'car_ims', 'devkit/cars_train_annos.mat',
                                              'cars_train_annos.mat', 'train') for root in ROOTS]

@@ -7,6 +7,7 @@ from utilities.errors import UserError
 
 ARCHIVE = 'https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz'
 CHECKSUM = 'md5:97eceeb196236b17998738112f37df78'
+PUBLISHED = {'all': (11788, 200)}                    # images and classes, as in every published result
 LAYOUTS = ['cub200/images', *(f'{above}CUB_200_2011/images' for above in (
     'cub200/', '', 'cub2011/', 'CUB_200_2011/', 'cub200/CUB_200_2011/'))]
 WHERE = '''cub200/                       or CUB_200_2011/, also one folder deeper, as in cub200/CUB_200_2011/

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from records import lock
 from utilities import stopping
 from utilities.errors import UserError
-from utilities.files import file_hash, locked
+from utilities.files import file_hash
 
 
 def no_address(name, where):
@@ -32,15 +33,13 @@ def fetch(url, checksum, folder):
     done = archive.with_name(archive.name + '.unpacked')
     if done.exists():
         return
-    lock = archive.with_name(archive.name + '.lock')
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(lock, f'--download: another process is downloading {archive}; waiting for it'):
+        with lock.held(folder, f'--download: another process downloads into {folder}; waiting for it'):
             if not done.exists():
                 obtain(url, checksum, archive)
                 done.touch()
                 archive.unlink()
-            lock.unlink(missing_ok=True)                 # processes that wait, and later ones, see `done`
     except OSError as error:
         raise UserError(f'--download: {error.filename or folder}: {error.strerror or error}') from None
 

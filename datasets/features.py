@@ -53,15 +53,16 @@ class FixedFeatures(dict):
         return self.get((images, repr(images.transform)))
 
 
-def file_of(opt, network, images):
-    """The file in the cache folder for the features of an ImageSet: its name is a checksum of what they depend on."""
-    states = map(os.stat, images.paths)
-    files = [(str(source), state.st_size, state.st_mtime_ns)
-             for source, state in zip(images.sources, states, strict=True)]
+def file_of(opt, network, images, batches):
+    """
+    The file in the cache folder for the features of an ImageSet: its name is a checksum of what they depend on, and of
+    the batches of indices in which they are computed, on which the last bits may depend.
+    """
+    states = [os.stat(path) for path in images.paths]
+    files = [*map(str, images.sources), *((state.st_size, state.st_mtime_ns) for state in states)]
     weights = network.backbone.state_dict() | {'mean': network.mean, 'std': network.std}
-    batch_size = opt.eval_bs or opt.bs                   # the last bits may depend on it
-    settings = [opt.arch, opt.pool, network.input_size, images.transform, batch_size, str(opt.device),
-                torch.__version__, checksum({name: tensor.cpu() for name, tensor in weights.items()}), files]
+    settings = [opt.arch, opt.pool, network.input_size, images.transform, str(opt.device), torch.__version__,
+                checksum({name: tensor.cpu() for name, tensor in weights.items()}), files, batches]
     return cache_folder() / f'features_{hashlib.sha256(repr(settings).encode()).hexdigest()[:32]}.float32'
 
 

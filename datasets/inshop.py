@@ -8,6 +8,7 @@ WHERE = '''inshop/                       or "In-shop Clothes Retrieval Benchmark
         WOMEN/Dresses/id_00000002/*.jpg
         ...
 On request from https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html.'''
+PUBLISHED = {'train': (25882, 3997), 'query': (14218, 3985), 'gallery': (12612, 3985)}       # images and items
 ROOTS = ('inshop', 'in-shop', 'inshop/In-shop Clothes Retrieval Benchmark', 'In-shop Clothes Retrieval Benchmark')
 
 

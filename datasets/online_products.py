@@ -13,7 +13,7 @@ WHERE = '''online_products/              or Stanford_Online_Products/, also in o
 The data are at https://cvgl.stanford.edu/projects/lifted_struct/.'''
 FOLDERS = ('online_products/Info_Files', 'online_products', 'online_products/Stanford_Online_Products',
            'Stanford_Online_Products', 'Stanford_Online_Products/Info_Files')
-SIZES = {'train': 59551, 'test': 60502}              # images in the lists
+PUBLISHED = {'train': (59551, 11318), 'test': (60502, 11316)}        # images and classes of the lists
 
 
 def load(opt):
@@ -29,8 +29,6 @@ def load(opt):
     for part in ('train', 'test'):
         file = lists / f'Ebay_{part}.txt'
         rows = listed_rows(file, 'image_id class_id super_class_id path')
-        if len(rows) < SIZES[part]:
-            print(f'Note: {file} lists {len(rows):,} images, and that of the data set {SIZES[part]:,}')
         for _, class_id, _, path in rows:
             name = f'{class_id:0>5}'
             paths.append(path)

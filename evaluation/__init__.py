@@ -2,7 +2,7 @@
 from evaluation import curves, geometry, ranking, why
 from evaluation.embedding import embed, embed_batch, features_suffice, network_outputs, pooled_features
 from evaluation.metrics import METRICS, Pool, compute, parse
-from evaluation.pictures import PICTURES, distances_by_split, draw
+from evaluation.pictures import PICTURES, draw
 from evaluation.protocol import (
     as_evaluated,
     check_data,
@@ -20,7 +20,7 @@ from evaluation.protocol import (
 from evaluation.titles import table
 
 __all__ = ['METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'compute', 'curves',
-           'distances_by_split', 'draw', 'embed', 'embed_batch', 'embed_splits', 'evaluate', 'features_suffice',
+           'draw', 'embed', 'embed_batch', 'embed_splits', 'evaluate', 'features_suffice',
            'geometry', 'metric_and_level', 'network_outputs', 'parse', 'pooled_features', 'ranking', 'show',
            'split_of_pictures', 'splits_to_evaluate', 'storage_metrics', 'table', 'validate', 'why',
            'write_embeddings']

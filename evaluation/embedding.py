@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from evaluation.ranking.neighbours import Search
 from utilities import exchange, processes, stopping
+from utilities.device import full_float32
 from utilities.errors import RunFailed
 from utilities.files import atomic
 from utilities.image_size import scaled
@@ -38,16 +39,18 @@ def embed_batch(network, images, views=()):
     """
     How images are embedded in evaluation, by Evaluate_Network.py, in an index and its queries, by torch.hub's network
     and, without views, by a teacher: images as in network_outputs() -> embeddings [B, D] and pooled features [B, F],
-    the means over the images and their --eval_views, which the network gets one after the other.
+    the means over the images and their --eval_views, which the network gets one after the other. Float32 is computed in
+    full precision, also where a GPU trains in TF32.
 
     A change belongs here, and acts in all of them.
     """
-    outputs = network_outputs(network, images)
     further = [view for view in views if view != 1]
-    for view in further:
-        of_view = network_outputs(network, seen(images, view, network))
-        outputs = [total + own for total, own in zip(outputs, of_view, strict=True)]
-    return [total / (1 + len(further)) for total in outputs]
+    with full_float32():
+        outputs = network_outputs(network, images)
+        for view in further:
+            of_view = network_outputs(network, seen(images, view, network))
+            outputs = [total + own for total, own in zip(outputs, of_view, strict=True)]
+        return [total / (1 + len(further)) for total in outputs]
 
 
 def seen(images, view, network):
@@ -100,7 +103,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     loader = evaluation_loader(opt, images, batches[processes.rank()], model)
     bar = tqdm(loader, desc=f'embed {name}', leave=False, disable=None)
     for batch, _, indices in stopping.checked(bar):
-        with precision:
+        with precision, full_float32():
             found = embed_batch(model, batch, opt.eval_views)
             norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before normalisation
         embedded = found[int(features)]
@@ -121,19 +124,23 @@ def embed(opt, model, images, name, features=False, autocast=None):
 
 
 @torch.inference_mode()
-def pooled_features(opt, model, images, name):
-    """The pooled features [N, F] of an ImageSet, without --eval_views, in evaluation mode."""
+@full_float32()
+def pooled_features(opt, model, images, batches, name):
+    """The pooled features [N, F] of an ImageSet in evaluation mode, without --eval_views. batches: lists of indices."""
     model.eval()
-    loader = evaluation_loader(opt, images, evaluation_batches(opt, images)[0])
-    bar = tqdm(loader, desc=f'features of {name}', leave=False, disable=None)
-    return torch.cat([network_outputs(model, batch)[1].cpu() for batch, _, _ in stopping.checked(bar)])
+    rows = torch.empty(len(images), model.n_features)
+    bar = tqdm(evaluation_loader(opt, images, batches), desc=f'features of {name}', leave=False, disable=None)
+    for batch, _, indices in stopping.checked(bar):
+        rows[indices] = network_outputs(model, batch)[1].cpu()
+    return rows
 
 
 @torch.inference_mode()
+@full_float32()
 def features_suffice(embedding, model, images, rows, batches):
     """
     Whether embedding(model, batch) of the pooled features `rows` [N, F] of an ImageSet equals, to the last bit, that of
-    the images in these batches of indices.
+    the images in these batches of indices, in full float32.
     """
     model.eval()
     for batch, _, indices in Loader(images, batch_sampler=batches, generator=torch.Generator()):

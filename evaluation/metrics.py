@@ -12,6 +12,7 @@ from evaluation import clustering, geometry, hierarchy, ranking, retrieval, veri
 from evaluation.ranking import neighbours, precision
 from evaluation.ranking.arrays import take_rows
 from records import columns
+from utilities.device import full_float32
 from utilities.errors import UserError, nearest
 
 
@@ -233,14 +234,9 @@ def finite(embeddings):
 @contextlib.contextmanager
 def full_precision():
     """In the block, float32 products are exact to float32: neither --tf32 nor autocast changes the metrics."""
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
     gpu = torch.accelerator.current_accelerator() or torch.device('cpu')
-    try:
-        with torch.autocast(gpu.type, enabled=False), torch.autocast('cpu', enabled=False):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
+    with full_float32(), torch.autocast(gpu.type, enabled=False), torch.autocast('cpu', enabled=False):
+        yield
 
 
 def from_ranks(metrics, job):

@@ -1,12 +1,11 @@
 """Pictures of the embeddings of one split, for papers. PICTURES is the registry."""
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evaluation import geometry, ranking, verification
+from evaluation import geometry, verification
 from evaluation import why as explanations
 from evaluation.protocol import embed_splits, split_of_pictures
 from evaluation.ranking.arrays import chunks
@@ -18,11 +17,9 @@ from utilities.plotting import COLUMN, GREY, RIGHT, WRONG, new_figure
 
 
 def check(opt):
-    """Raises UserError if --pictures contradict each other, or need a package that is not installed."""
+    """Raises UserError if --pictures contradict each other."""
     if 'none' in opt.pictures and len(opt.pictures) > 1:
         raise UserError(f'--pictures {" ".join(opt.pictures)}: none cannot be combined with others; leave it out')
-    if 'umap' in opt.pictures and importlib.util.find_spec('umap') is None:
-        raise UserError('--pictures umap needs umap-learn: pip install umap-learn, or choose tsne')
 
 
 def draw(opt, model, data, criterion, folder):
@@ -129,27 +126,10 @@ def some_images(labels, seed, limit=2000):
 
 
 def tsne(embedded, seed):
-    """van der Maaten and Hinton, Visualizing Data using t-SNE, JMLR 2008."""
-    def project(points):
-        from sklearn.manifold import TSNE
-        perplexity = min(30, (len(points) - 1) / 3)
-        init = 'pca' if points.shape[1] > 1 else 'random'
-        return TSNE(perplexity=perplexity, init=init, random_state=seed % 2 ** 32).fit_transform(points)
-
-    return scatter_plot(embedded, seed, project)
-
-
-def umap(embedded, seed):
-    """McInnes et al., UMAP, https://arxiv.org/abs/1802.03426."""
-    def project(points):
-        from umap import UMAP
-        return UMAP(n_neighbors=min(15, len(points) - 1), random_state=seed % 2 ** 32, n_jobs=1).fit_transform(points)
-
-    return scatter_plot(embedded, seed, project)
-
-
-def scatter_plot(embedded, seed, project):
-    """Sampled classes on a plane: the ten largest ones in colours, the others in grey. project: [N, D] -> [N, 2]."""
+    """
+    Sampled classes on a plane: the ten largest ones in colours, the others in grey. van der Maaten and Hinton,
+    Visualizing Data using t-SNE, JMLR 2008.
+    """
     images = embedded.images
     chosen = some_images(images.labels, seed)
     if len(chosen) < 8:
@@ -157,7 +137,10 @@ def scatter_plot(embedded, seed, project):
     points = embedded.embeddings[torch.as_tensor(chosen)].cpu().numpy()
     if not np.ptp(points, axis=0).any():                   # t-SNE crashes (segmentation fault) on equal points
         return None
-    points = project(points)
+    from sklearn.manifold import TSNE
+    perplexity = min(30, (len(points) - 1) / 3)
+    init = 'pca' if points.shape[1] > 1 else 'random'
+    points = TSNE(perplexity=perplexity, init=init, random_state=seed % 2 ** 32).fit_transform(points)
     labels = images.labels[chosen]
     sizes = np.bincount(labels)
     width, height = np.ptp(points, axis=0)
@@ -210,15 +193,6 @@ def distances(embedded, seed, n_pairs=200_000):
                   label=f'{name}, median {np.median(found):{".2f" if highest < 1e4 else ".3g"}}')
     plotting.legend_above(axes)
     return figure
-
-
-def distances_by_split(embedded, n_pairs=20_000):
-    """{'distances/<split>, <kind of pair>': [n]} of the random pairs of distances(). embedded: {split: Embedded}."""
-    found = {}
-    for split, part in embedded.items():
-        pairs = sample_pairs(part.images.labels, np.random.default_rng(0), n_pairs) or {}
-        found |= {f'distances/{split}, {name}': pair_distances(part, *pair) for name, pair in pairs.items()}
-    return found
 
 
 def sample_pairs(labels, random, n_pairs):
@@ -304,42 +278,6 @@ def roc(embedded, seed, n_points=300):
     return figure
 
 
-def utility(embedded, seed):
-    """The utilities of the classes over the distances of verification.opis: median and percentiles."""
-    pairs = verification.Pairs(embedded.embeddings, embedded.images.labels)
-    distances = verification.operating_range(pairs)
-    if distances is None:
-        return None
-    lines = np.percentile(verification.utilities(pairs, distances), [0, 10, 50, 90, 100], axis=0)
-    figure = new_figure(COLUMN, 0.7 * COLUMN)
-    axes = figure.add_subplot(xlabel='threshold, Euclidean distance', ylabel='utility of a class', ylim=(-0.02, 1.02))
-    for low, high, alpha, label in (0, 4, 0.15, 'all classes'), (1, 3, 0.3, '10th to 90th percentile'):
-        axes.fill_between(distances, lines[low], lines[high], color=plotting.COLOURS[0], alpha=alpha, linewidth=0,
-                          label=label)
-    axes.plot(distances, lines[2], color=plotting.COLOURS[0], linewidth=0.8, label='median')
-    plotting.legend_above(axes)
-    return figure
-
-
-def confidence(embedded, seed):
-    """Recall@1 of the most confident queries, over their fraction. A query's confidence is its embedding's norm."""
-    search = embedded.search()
-    found = list(ranking.positive_ranks(search, 1)) if search.n_positives.any() else []
-    if not found or embedded.norms is None:
-        return None
-    correct = np.concatenate([ranks[:, 0] <= 1 for _, ranks in found])
-    norms = embedded.norms[search.query_index[np.concatenate([rows for rows, _ in found])]]
-    n = np.arange(1, len(norms) + 1)
-    figure = new_figure(COLUMN, 0.7 * COLUMN)
-    axes = figure.add_subplot(xlabel='queries (%), largest norm first', ylabel='R@1 (%)')
-    recall = 100 * correct[np.argsort(-norms, kind='stable')].cumsum() / n
-    few = len(n) // 100                                    # less than one percent of the queries: left out
-    axes.plot(100 * n[few:] / len(n), recall[few:], color='black', linewidth=0.8)
-    axes.axhline(100 * correct.mean(), color=GREY, linestyle='--', linewidth=0.8, label='all queries')
-    plotting.legend_above(axes)
-    return figure
-
-
 def why(embedded, seed, n_queries=4):
     """
     Queries with their nearest image of the same class and their nearest image of another class. In both images of a
@@ -386,5 +324,5 @@ def heated(image, added, top):
     return (0.5 * grey + 0.5 * heat).clip(0, 255).round().astype(np.uint8)
 
 
-PICTURES = {'retrieval': retrieval, 'tsne': tsne, 'umap': umap, 'spectrum': spectrum, 'distances': distances,
-            'classes': classes, 'roc': roc, 'utility': utility, 'confidence': confidence, 'why': why}
+PICTURES = {'retrieval': retrieval, 'tsne': tsne, 'spectrum': spectrum, 'distances': distances,
+            'classes': classes, 'roc': roc, 'why': why}

@@ -20,7 +20,7 @@ from PIL import Image
 from records import run_folder, wandb_files
 from utilities.errors import UserError
 
-LIMIT = 600                                  # seconds that a call may take; W&B may wait for its service without end
+LIMIT = 200                                  # seconds in which W&B's service has to end
 
 
 def check(opt):
@@ -37,41 +37,25 @@ def select(opt, folder, settings, start):
         wanted.append(TensorBoard)
     else:
         print('TensorBoard is not installed: no tensorboard/ in the run folder (pip install tensorboard).')
-    if opt.log_online and opt.online_backend != 'none':
+    if opt.log_online and opt.online_backend == 'wandb' and os.environ.get('WANDB_MODE') == 'disabled':
+        print('Note: W&B gets no records, since WANDB_MODE is disabled.')
+    elif opt.log_online and opt.online_backend != 'none':
         wanted.append({'wandb': Wandb, 'comet_ml': Comet}[opt.online_backend])
     chosen = []
     for kind in wanted:
-        backend, problem = attempt(kind, opt, folder, settings, start)
+        problem = failure(lambda kind=kind: chosen.append(kind(opt, folder, settings, start)))
         if problem:
             note(kind.__name__, 'cannot be started', problem, folder)
-        else:
-            chosen.append(backend)
     return chosen
 
 
-def attempt(call, *arguments, share=1):
-    """
-    Returns (the result of call(*arguments), None), or (None, a text that says what failed). A library may raise
-    anything, call sys.exit, or wait without end for a process of its own that was killed: after `share` of LIMIT
-    seconds, the call is abandoned.
-    """
-    outcomes = []
-
-    def work():
-        try:
-            outcomes.append((call(*arguments), None))
-        except BaseException as error:                       # reported by the caller of attempt()
-            outcomes.append((None, f'{type(error).__name__}: {error}'))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(LIMIT * share)
-    return outcomes[0] if outcomes else (None, f'no answer within {LIMIT * share:.0f} seconds')
-
-
-def failure(call, *arguments, share=1):
-    """As attempt(), for a call whose result is not needed: returns the text that says what failed, or None."""
-    return attempt(call, *arguments, share=share)[1]
+def failure(call, *arguments):
+    """Calls call(*arguments); returns None, or a text that says what failed: a library may even call sys.exit."""
+    try:
+        call(*arguments)
+    except (Exception, SystemExit) as error:
+        return f'{type(error).__name__}: {error}'
+    return None
 
 
 def note(name, what, problem, folder):
@@ -81,7 +65,8 @@ def note(name, what, problem, folder):
 
 def origin(config):
     """The entries of config.yaml that W&B and Comet get beside the flags."""
-    return {name: config[name] for name in ('command', 'test_hash', 'test_images_hash', 'merged') if name in config}
+    names = ('command', 'test_hash', 'test_images_hash', 'merged', 'other_data')
+    return {name: config[name] for name in names if name in config}
 
 
 class TensorBoard:
@@ -92,8 +77,6 @@ class TensorBoard:
         # files are read in the order of their names, which begin with the second of their start
         while any((folder / 'tensorboard').glob(f'*.tfevents.{int(time.time())}.*')):
             time.sleep(0.05)
-        self.usual = threading.excepthook
-        threading.excepthook = self.unless_told_later
         self.writer = SummaryWriter(folder / 'tensorboard', purge_step=start)
         self.last = start - 1
 
@@ -109,16 +92,8 @@ class TensorBoard:
         with Image.open(file, formats=['PNG']) as image:
             self.writer.add_image(name, np.asarray(image.convert('RGB')), epoch, dataformats='HWC')
 
-    def unless_told_later(self, arguments):
-        """Replaces threading.excepthook: prints no errors of TensorBoard's threads; its next call raises them again."""
-        if not type(arguments.thread).__module__.startswith('tensorboard'):
-            self.usual(arguments)
-
     def close(self, failed):
-        try:
-            self.writer.close()
-        finally:
-            threading.excepthook = self.usual
+        self.writer.close()
 
 
 class Wandb:
@@ -145,13 +120,20 @@ class Wandb:
             try:
                 self.run = wandb.init(**arguments, mode='online', settings=quiet)
                 self.last = self.run.step - 1
-                return
             except wandb.errors.Error as error:
                 problem = str(error).splitlines()[0]
                 wandb.teardown()
-        print(f'W&B runs offline ({problem}). To upload: wandb login, then wandb sync {folder / "wandb"}/offline-run-*')
-        self.last = wandb_files.last_epoch(folder)
-        self.run = wandb.init(**arguments, mode='offline', settings=quiet)
+        if problem:
+            print(f'W&B runs offline ({problem}). To upload: wandb login, then wandb sync '
+                  f'{folder / "wandb"}/offline-run-*')
+            self.last = wandb_files.last_epoch(folder)
+            self.run = wandb.init(**arguments, mode='offline', settings=quiet)
+        different = [name for name, value in settings.items() if self.run.config.get(name, value) != value]
+        if different:
+            at_wandb, here = (', '.join(f'--{name} {values[name]}' for name in different)
+                              for values in (self.run.config, settings))
+            print(f'Note: W&B records {at_wandb}, but the run trains with {here}: the command of a sweep needs '
+                  '${args}, by which it passes its values on.')
 
     def log(self, epoch, scalars, arrays):
         import wandb
@@ -162,29 +144,38 @@ class Wandb:
 
     def picture(self, name, file, epoch):
         import wandb
-        pictures = self.pictures if epoch > self.logged else self.run.summary      # W&B takes a step once
-        pictures[name] = wandb.Image(str(file))
+        waiting = self.pictures if epoch > self.logged else self.run.summary       # W&B takes a step once
+        waiting[name] = wandb.Image(str(file))
 
     def table(self, name, rows, epoch):
         import wandb
-        columns = [*dict.fromkeys(column for row in rows for column in row)]
-        table = wandb.Table(columns=columns, data=[[row.get(column) for column in columns] for row in rows])
-        waiting = self.pictures if epoch > self.logged else self.run.summary
-        waiting[name] = table
+        columns, cells = as_table(rows)
+        waiting = self.pictures if epoch > self.logged else self.run.summary       # W&B takes a step once
+        waiting[name] = wandb.Table(columns=columns, data=cells)
 
     def close(self, failed):
         import wandb
-        problem = failure(self.run.finish, int(failed), share=1 / 3)
+        problem = within_limit(self.run.finish, int(failed))
         # teardown waits for the files, and removes W&B's exit hook, which would wait for a service that does not answer
-        problem = failure(wandb.teardown, share=1 / 3) or problem
+        problem = within_limit(wandb.teardown) or problem
         if problem:
             raise ConnectionError(problem)
 
 
+def within_limit(call, *arguments):
+    """As failure(), in a thread: W&B waits without end for a service that was killed."""
+    problems = []
+    thread = threading.Thread(target=lambda: problems.append(failure(call, *arguments)), daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+    return problems[0] if problems else f'no answer within {LIMIT} seconds'
+
+
 def why_offline(wandb):
     """The reason why W&B cannot run online, or None."""
-    if os.environ.get('WANDB_MODE') == 'offline':
-        return 'WANDB_MODE is offline'
+    mode = os.environ.get('WANDB_MODE')
+    if mode in ('offline', 'dryrun'):
+        return f'WANDB_MODE is {mode}'
     address = wandb.setup().settings.base_url                # WANDB_BASE_URL and W&B's own files may set it
     try:
         with contextlib.suppress(urllib.error.HTTPError):    # any answer shows that the server is there
@@ -198,6 +189,12 @@ def why_offline(wandb):
 
 def histogram(values):
     return np.histogram(values[np.isfinite(values)], bins=min(64, max(1, len(values))))
+
+
+def as_table(rows):
+    """A list of {column: value} -> (the columns, the cells of each row)."""
+    columns = [*dict.fromkeys(column for row in rows for column in row)]
+    return columns, [[row.get(column) for column in columns] for row in rows]
 
 
 class Comet:
@@ -237,9 +234,8 @@ class Comet:
         self.experiment.log_image(str(file), name=name, step=epoch)
 
     def table(self, name, rows, epoch):
-        columns = [*dict.fromkeys(column for row in rows for column in row)]
-        self.experiment.log_table(f'{name}_{epoch}.csv', [[row.get(column) for column in columns] for row in rows],
-                                  headers=columns)
+        columns, cells = as_table(rows)
+        self.experiment.log_table(f'{name}_{epoch}.csv', cells, headers=columns)
 
     def close(self, failed):
         self.experiment.end()

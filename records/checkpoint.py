@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 import zipfile
+import zlib
 from pathlib import Path
 
 import torch
@@ -218,36 +219,8 @@ def load(path):
             raise UserError(f'{path}: not a checkpoint of this program but {describe_kind(path, error)}') from None
     if not isinstance(states, dict) or not {'settings', 'epoch', 'model'} <= states.keys():
         raise UserError(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
-    wrong = [name for name, fits in FORMS.items() if name in states and not fits(states[name])]
-    if wrong:
-        raise UserError(f'{path}: not a checkpoint of this program: its {" and its ".join(wrong)} cannot be used')
     require_own_folder(path, states)
     return states
-
-
-def is_valid_state(value):
-    return isinstance(value, dict) and all(isinstance(name, str) for name in value)
-
-
-def is_row(value):
-    return is_valid_state(value) and all(isinstance(text, str) for text in value.values())
-
-
-def are_rows(value):
-    return isinstance(value, list) and all(map(is_row, value))
-
-
-# the form that each part of a checkpoint must have
-FORMS = {
-    **dict.fromkeys(('settings', 'criterion', 'image_hashes', 'state'), is_valid_state),
-    'epoch': lambda value: type(value) is int and value >= 0,
-    **dict.fromkeys(('model', 'ema'), lambda value: is_valid_state(value) and all(
-        isinstance(part, torch.Tensor) for part in value.values())),
-    'best': lambda value: is_valid_state(value) and all(map(is_valid_state, value.values())),
-    'row': lambda value: value is None or is_valid_state(value) and type(value.get('epoch')) is int,
-    'records': lambda value: value is None or is_valid_state(value) and all(
-        are_rows(value.get(name)) for name in ('rows', 'spectra')),
-}
 
 
 def require_own_folder(path, states):
@@ -263,22 +236,17 @@ def require_own_folder(path, states):
 
 
 def require_whole(path):
-    """Raises UserError where the checksums in a file of torch.save do not fit its content."""
+    """Raises UserError where the CRC-32 checksums in a file of torch.save do not fit its content."""
     try:
-        with open(path, 'rb') as file:
-            if file.read(2) != b'PK':
-                raise UserError(f'{path}: not a checkpoint of this program, or damaged; copy it again')
         with zipfile.ZipFile(path) as archive:
             require_uncompressed(path, archive)
             damaged = archive.testzip()
     except OSError as error:
         raise UserError(f'{path}: {error.strerror or error}') from None
-    except UserError:
-        raise
-    except Exception as error:  # zipfile raises anything on a broken file
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
         damaged = type(error).__name__
     if damaged:
-        raise UserError(f'{path}: damaged: its checksums do not fit its content ({damaged}); copy it again, or use '
+        raise UserError(f'{path}: damaged, or not a checkpoint of this program ({damaged}); copy it again, or use '
                         'another checkpoint of the run')
 
 

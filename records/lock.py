@@ -1,13 +1,13 @@
 """
-A run folder, or an index of photos, has one writer at a time. The lock belongs to the main process: the system releases
-it when that process ends, however it ends, and data workers do not inherit it. Readers take no lock.
+A run folder, an index of photos, a download or a study has one writer at a time. The lock belongs to a process: the
+system releases it when that process ends, however it ends, and data workers do not inherit it. Readers take no lock.
 """
 import contextlib
 import os
 import socket
 from pathlib import Path
 
-from utilities import processes
+from utilities import processes, stopping
 from utilities.errors import UserError
 
 try:
@@ -19,21 +19,31 @@ NAME = '.lock'
 
 
 @contextlib.contextmanager
-def held(folder):
+def held(folder, waiting=None):
     """
-    Holds the lock of `folder` in the block; if a run has several processes, process 0 holds it. Raises UserError where
-    another run holds it. If the file system has no locks, prints a note and holds none.
+    Holds the lock of `folder` in the block. If the file system has no locks, prints a note and holds none.
+
+    waiting: None: raises UserError where another process holds it; if a run has several processes, process 0 holds it.
+             A sentence: waits until it is free, and prints the sentence once if it is not empty.
     """
-    if not processes.is_main():
+    if waiting is None and not processes.is_main():
         yield
         return
     path = Path(folder) / NAME
     try:
-        file = acquire(path)
+        file, holder = acquire(path)
+        while holder and waiting is not None:
+            if waiting:
+                print(waiting, flush=True)
+            waiting = ''
+            stopping.sleep(stopping.POLL)
+            file, holder = acquire(path)
     except OSError as error:
         print(f'Note: {folder} cannot be locked ({error.strerror or error}): make sure that nothing else writes to it.')
         yield
         return
+    if holder:
+        raise UserError(f'{folder}: {holder} writes to this folder; wait for it or stop it')
     try:
         yield
     finally:
@@ -42,27 +52,26 @@ def held(folder):
 
 
 def acquire(path):
-    """Opens and locks the file. Raises UserError where another process holds the lock, OSError where locks fail."""
+    """(The open and locked file, None), or (None, the process that holds it). Raises OSError where locks fail."""
     if fcntl is None:
         raise OSError('this platform has no file locks')
-    while True:
-        file = open(path, 'a+', encoding='utf-8')
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)          # flock() would be inherited by data workers
-        except (BlockingIOError, PermissionError):
-            file.seek(0)
-            holder = file.read() or 'another process'
-            file.close()
-            raise UserError(f'{path.parent}: {holder} writes to this folder; wait for it or stop it') from None
-        except OSError:
-            file.close()
-            raise
-        if is_same_file(path, file):                         # else its last holder has just removed it
-            with contextlib.suppress(OSError):               # on a full disk, the lock holds without a name
-                file.truncate(0)
-                os.write(file.fileno(), f'process {os.getpid()} on {socket.gethostname()}'.encode())
-            return file
+    file = open(path, 'a+', encoding='utf-8')
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)              # flock() would be inherited by data workers
+    except OSError as error:
+        file.seek(0)
+        holder = file.read() or 'another process'
         file.close()
+        if not isinstance(error, BlockingIOError | PermissionError):
+            raise
+        return None, holder
+    if not is_same_file(path, file):                         # its last holder has just removed it
+        file.close()
+        return acquire(path)
+    with contextlib.suppress(OSError):                       # on a full disk, the lock holds without a name
+        file.truncate(0)
+        os.write(file.fileno(), f'process {os.getpid()} on {socket.gethostname()}'.encode())
+    return file, None
 
 
 def is_same_file(path, file):

@@ -24,6 +24,7 @@ class Run:
     test:   the hash of the test split, as in splits.yaml; None where it is not recorded.
     test_images: the hash of its images; None where it is not recorded.
     merged: whether its settings have changed within the run, so that tables leave it out.
+    other_data: how its data differ from those of published results, a sentence; '' where they do not.
     has_twin: whether another run has the same `test`, but other images.
     """
     name: str
@@ -34,6 +35,7 @@ class Run:
     test: str | None = None
     test_images: str | None = None
     merged: bool = False
+    other_data: str = ''
     has_twin: bool = False
 
     @property
@@ -71,7 +73,8 @@ def read(folder):
     rows = read_rows(folder / 'log.csv')
     state = run_progress(folder, flags, rows, summary)
     return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state,
-               config.get('test_hash'), config.get('test_images_hash'), bool(config.get('merged')))
+               config.get('test_hash'), config.get('test_images_hash'), bool(config.get('merged')),
+               config.get('other_data', ''))
 
 
 def find(place, settings, chosen=(), files=None):

@@ -62,8 +62,7 @@ def make(opt, settings, arguments, description, chosen, files, is_same):
               'git_commit': git_commit(), 'split_hash': description['hash'],
               'test_hash': test.get('hash'), 'test_images_hash': test.get('images_hash'),
               'image_hashes': description['image_hashes'], 'run_id': uuid.uuid4().hex[:8]}
-    if 'splits_file' in description:
-        config['splits_file'] = description['splits_file']
+    config |= {name: description[name] for name in ('splits_file', 'other_data') if name in description}
     if files:
         config['files'] = files
     config |= {'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
@@ -154,25 +153,12 @@ def changes(before, now):
     return {name: {'from': before.get(name), 'to': value} for name, value in now.items() if before.get(name) != value}
 
 
-def repair_splits(folder, description):
-    """Writes splits.yaml again, with a note, where it is missing, cut off, or from another run."""
-    try:
-        found = read_splits(folder)
-    except UserError:
-        found = {}
-    expected = read_yaml(as_yaml(description))
-    if any(found.get(name) != value for name, value in expected.items()):
-        file = Path(folder) / 'splits.yaml'
-        write_yaml(file, description)
-        print(f'Note: {file} did not hold the splits of this run, and was written anew.')
-
-
 def note_resumption(folder, settings, arguments, epoch, description, merged=()):
     """
-    Records a resumption in config.yaml: its epoch, its command and the changed flags; repairs splits.yaml. merged: the
+    Records a resumption in config.yaml: its epoch, its command and the changed flags; writes splits.yaml. merged: the
     flags whose changes make it a run of several settings; the changes are listed with their first epoch.
     """
-    repair_splits(folder, description)
+    write_yaml(folder / 'splits.yaml', description)
     config = read(folder)
     changed = changes(config['flags'], settings)
     config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),

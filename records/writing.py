@@ -90,11 +90,10 @@ class Records:
             backends.failure(backend.close, True)            # releases what it still holds
 
     @processes.rank_zero_only
-    def log(self, epoch, trained, evaluated=None, histograms=None):
+    def log(self, epoch, trained, evaluated=None):
         """
         trained:   {'train_loss', 'lr', and other scalars for the backends, named <group>/<name>}.
         evaluated: {'<split>_<metric>': float or array}, or None in an epoch without evaluation.
-        histograms: None, or {'<group>/<name>': array} for the backends only.
 
         Returns the epoch's row of log.csv. Its `seconds` count from the previous row, or from the start.
         """
@@ -116,7 +115,7 @@ class Records:
         self.spectra = self.spectra + vectors
         write_csv(self.folder / 'log.csv', self.rows)
         write_csv(self.folder / 'spectrum.csv', self.spectra)
-        self.pass_on(epoch, trained | row, spectra | (histograms or {}))
+        self.pass_on(epoch, trained | row, spectra)
         return row
 
     @processes.rank_zero_only

@@ -202,8 +202,11 @@ def separate_views(groups):
 
 
 def differences(name, runs):
-    """A sentence for each flag in which the runs of a group differ, unless a seed or a machine may change it."""
-    notes = []
+    """
+    A sentence for each flag in which the runs of a group differ, unless a seed or a machine may change it, and for data
+    other than those of published results.
+    """
+    notes = [f'group {name}: {text}' for text in dict.fromkeys(run.other_data for run in runs) if text]
     for flag in dict.fromkeys(flag for run in runs for flag in run.flags):
         values = {str(run.flags[flag]) for run in runs if flag in run.flags}
         if len(values) > 1 and flag not in OF_A_SEED | parameters.may_differ():

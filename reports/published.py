@@ -101,6 +101,8 @@ def protocol_differences(line, run):
     stated = {name: getattr(line, name) for name in STATED if not pandas.isna(getattr(line, name))}
     reasons = [f'{name} {flags.get(name)}, published {value}' for name, value in (stated | SHARED).items()
                if flags.get(name) != value]
+    if run.other_data:
+        reasons.append(run.other_data)
     if math.isnan(line.embed_dim):
         reasons.append('published embed_dim not stated')
     if run.rows[-1]['epoch'] + 1 < line.n_epochs:                    # the public code counts epochs from 0

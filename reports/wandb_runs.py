@@ -103,7 +103,7 @@ def build_run(name, where, config, rows, state, group):
     tests = [flags.pop(name, None) for name in hashes]
     merged = bool(flags.pop('merged', None))
     return Run(name, where, flags, rows, state if state == FINISHED else f'{state}: {reached(flags, rows)}', *tests,
-               merged)
+               merged, flags.pop('other_data', ''))
 
 
 def epoch_rows(history):

@@ -1,6 +1,6 @@
 """
-Writes the tables of the studies into their places in docs/results.md, docs/comparison.md, studies/tables.md
-and README.md, from the rows in studies/rows. The prose of the pages stands in the pages.
+Writes the tables of the studies into their places in docs/results.md, studies/tables.md and
+README.md, from the rows in studies/rows. The prose of the pages stands in the pages.
 
 python -m studies
 """
@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from studies import equality, methods, pages, questions
+from studies import methods, pages, questions
 from studies.pages import p_text, rounded, span, with_interval
 from utilities import errors
 from utilities.files import write_text
@@ -16,7 +16,7 @@ from utilities.text_tables import markdown
 
 ROOT = Path(__file__).parents[1]
 RESULTS = 'docs/results.md'
-PAGES = (RESULTS, 'docs/comparison.md', 'studies/tables.md', 'README.md')
+PAGES = (RESULTS, 'studies/tables.md', 'README.md')
 QUESTION = re.compile(r'^### (?P<title>[^\n]+)\n(?:(?!\n##).)*?<!-- table question (?P<name>\w+) -->', re.M | re.S)
 ASKED = {'greater': '> {:g}', 'at most': '< {:g}', 'equal': 'within ± {:g}'}
 UNITS = {'separated': ' pairs'}                                            # units of effects that are not in points
@@ -171,7 +171,7 @@ def tables(titles):
         of_questions[f'question {one.question.name}'] = question_text(one, longer)
     heads = ['question', 'yes if', 'effect', 'p']
     study = methods.read()
-    return of_questions | equality.tables() | {
+    return of_questions | {
         'answers': markdown([*heads, 'n', 'answer', 'with 48 epochs'], answers),
         'answers in short': markdown([*heads, 'answer'], short),
         'checks': check_table(checks.values()), 'second search': second_search(checks[SECOND_SEARCH]),

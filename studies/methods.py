@@ -47,9 +47,6 @@ class Method:
         name = Column('test', metric).name
         return columns.ema_column(name) if self.name in AVERAGED else name
 
-    def has(self, metric):
-        return all(self.column(metric) in run.rows[-1] for run in self.runs.values())
-
     def values(self, metric=RECALL):
         """Returns {unit: array of points} of average(): a metric on the test classes at the last epoch."""
         return {('', seed): 100 * np.array([selection.value_in(run, run.rows[-1], self.column(metric))])
@@ -58,13 +55,6 @@ class Method:
     def estimate(self, metric=RECALL):
         """Returns the Estimate of the mean over seeds."""
         return average(self.values(metric))
-
-    def curve(self, metric=RECALL):
-        """Returns the mean over seeds at each epoch that all seeds have, in points."""
-        name = self.column(metric)
-        by_seed = [{row['epoch']: row[name] for row in run.rows if name in row} for run in self.runs.values()]
-        epochs = sorted(set.intersection(*map(set, by_seed)))
-        return [100 * float(np.mean([values[epoch] for values in by_seed])) for epoch in epochs]
 
     @functools.cached_property
     def command(self):
@@ -83,21 +73,12 @@ class Method:
         return [flag for flag in map(str.strip, self.command.replace(' --', '\n--').splitlines())
                 if flag.startswith('--') and not flag.startswith(('--seed ', '--group '))]
 
-    def lines(self):
-        """Returns the lines of a method's own page: its numbers, its curve, its command."""
-        numbers = [f'{metric_title(metric)} {plus_minus(self.estimate(metric))}' for metric in SHOWN
-                   if self.has(metric)]
-        return [f'{self.title}, {len(self.runs)} seeds: {", ".join(numbers)}.', '',
-                f'R@1 after each epoch: {", ".join(f"{value:.1f}" for value in self.curve())}', '',
-                *(['```bash', self.command, '```', ''] if self.command else [])]
 
-
-def read(file=ROWS / 'study.csv', prefix=''):
-    """Returns {group without the prefix: Method} of a file of --rows. Raises UserError for different test images."""
+def read(file=ROWS / 'study.csv'):
+    """Returns {group: Method} of a file of --rows. Raises UserError for different test images."""
     found = {}
     for run in final_rows.read(file):
-        group = run.group.removeprefix(prefix)
-        found.setdefault(group, Method(group)).runs[run.seed] = run
+        found.setdefault(run.group, Method(run.group)).runs[run.seed] = run
     for group, method in found.items():
         groups.require_one_test_set(group, list(method.runs.values()))
     return found

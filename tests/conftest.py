@@ -26,7 +26,9 @@ from evaluation import PICTURES, curves
 from launching import process
 from tests import forks, helpers
 from tests.blank import plots
+from tests.helpers import GPU
 from utilities import plotting
+from utilities.device import TF32, set_tf32
 from utilities.machine import n_cores
 
 os.environ['WANDB_MODE'] = 'offline'
@@ -69,6 +71,9 @@ LONGEST = ('test_training_step.py', 'test_reliability.py', 'test_processes.py', 
 
 
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if any(GPU not in (mark.args or ['cuda', 'sim']) for mark in item.iter_markers('gpu')):
+            item.add_marker(pytest.mark.skip(reason='needs an NVIDIA GPU: make test-gpu'))
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
@@ -77,6 +82,15 @@ def without_a_key(monkeypatch):
     """What --wandb_key of a run in this process sets in os.environ is undone, and the user's own key is not used."""
     monkeypatch.setenv('WANDB_API_KEY', 'none')
     monkeypatch.delenv('WANDB_API_KEY')
+
+
+@pytest.fixture(autouse=True)
+def arithmetic():
+    """What a run in this process sets of torch's arithmetic is undone; on a GPU, operations would be refused."""
+    yield
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(False)
+    set_tf32(*TF32)
 
 
 @pytest.fixture(autouse=True)

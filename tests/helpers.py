@@ -23,6 +23,7 @@ import Evaluate_Network
 import main
 from records import checkpoint
 from records.state import State
+from utilities.machine import accelerator
 
 if sys.platform == 'linux':
     from tests import fork_server
@@ -30,6 +31,7 @@ else:
     fork_server = None
 
 ROOT = Path(__file__).parents[1]
+GPU = accelerator()                                              # 'cuda', 'sim' on the simulated accelerator, or None
 # without a GPU, torch.manual_seed notes the stack in order to seed one later, which takes longer than a small loss
 manual_seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 
@@ -46,11 +48,12 @@ def started(log, script, *arguments, **environment):
                                           start_new_session=True, env=os.environ | environment)
 
 
-def executing(folder, code, *arguments):
+def executing(folder, code, *arguments, **environment):
     """Starts `python -c code arguments` by started(); (process, file of its output, of its errors), in `folder`."""
     number = len(list(folder.glob('*.out')))
     out, errors = folder / f'{number}.out', folder / f'{number}.errors'
-    return started(out, ROOT / 'tests' / 'execute.py', errors, code, *arguments), out, errors
+    process = started(out, ROOT / 'tests' / 'execute.py', errors, code, *arguments, **environment)
+    return process, out, errors
 
 
 def executed(folder, code, *arguments, seconds=1200):

@@ -154,8 +154,6 @@ def test_nothing_else_is_unpickled_and_other_files_are_refused(tmp_path, monkeyp
             ({'state_dict': weights, 'opt': opt, 'progress': Executed()}, 'a pickle of objects other than tensors'),
             ({'state_dict': weights, 'opt': argparse.Namespace(epoch=Executed())}, 'objects other than tensors'),
             ({'state_dict': weights, 'opt': {}}, 'expected the entries state_dict'),
-            ({'state_dict': {'a': 'text'}, 'opt': opt}, 'its model cannot be used'),
-            ({'state_dict': weights, 'opt': argparse.Namespace(epoch='last')}, 'its epoch cannot be used'),
             (weights, r'expected the entries state_dict \(its weights\) and opt')):
         for zipped in (True, False):
             torch.save(content, path, _use_new_zipfile_serialization=zipped)
@@ -169,7 +167,7 @@ def test_nothing_else_is_unpickled_and_other_files_are_refused(tmp_path, monkeyp
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 255
     file.write_bytes(content)
-    with pytest.raises(UserError, match='damaged: its checksums'):
+    with pytest.raises(UserError, match='damaged, or not a checkpoint'):
         checkpoint.load(file)
     file.write_bytes(content[:1000])
     with pytest.raises(UserError, match='a file that is cut off'):

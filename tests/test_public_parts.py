@@ -13,14 +13,14 @@ import batch_mining
 import batchminer
 import criteria
 import datasampler
-from tests.helpers import images_of
+from tests.helpers import GPU, images_of
 from tests.test_main import OwnCriterion, OwnMiner
 from utilities.errors import UserError
 
 BATCH = torch.nn.functional.normalize(torch.randn(12, 8, generator=torch.Generator().manual_seed(0)), dim=1)
 LABELS = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3])
 UNEVEN = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 4])                     # 3 has no positive
-DEVICES = ['cpu', pytest.param('cuda', marks=pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA'))]
+DEVICES = ['cpu', pytest.param(GPU, marks=pytest.mark.gpu, id='gpu')]
 
 IMPORTS = '''
 import numpy as np

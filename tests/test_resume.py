@@ -296,10 +296,11 @@ def test_a_run_that_was_trained_with_a_removed_flag_is_refused(flag, copied, ref
 def test_a_removed_flag_with_its_default_is_dropped_without_a_word(copied, run, capsys):
     config = run_folder.read(copied)
     gone = configuration.REMOVED | dict.fromkeys(configuration.REMOVED_WITHOUT_EFFECT, 'any value')
-    run_folder.write_yaml(copied / 'config.yaml', config | {'flags': config['flags'] | gone})
+    pictures = {'pictures': ['utility', 'umap']}
+    run_folder.write_yaml(copied / 'config.yaml', config | {'flags': config['flags'] | gone | pictures})
     capsys.readouterr()
     assert run('--resume', copied, '--n_epochs', '3') == 0
-    assert capsys.readouterr().err == ''
+    assert capsys.readouterr().err == '' and run_folder.read(copied)['flags']['pictures'] == ['none']
     assert not run_folder.read(copied)['flags'].keys() & gone.keys()
     assert not gone.keys() & {*command_line.known_flags(parameters.build())}
 

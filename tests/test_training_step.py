@@ -1,9 +1,12 @@
 """The training step: in pieces, by several processes, in mixed precision, compiled; compared with the plain one."""
 import argparse
+import contextlib
 import copy
 import functools
 import math
+import os
 import re
+import signal
 import time
 import traceback
 
@@ -25,7 +28,7 @@ from architectures.embedding_network import Backbone, EmbeddingNetwork
 from benchmarks.measure import peak_memory
 from records import checkpoint
 from records.trace import Trace
-from tests.helpers import assert_resumes_exactly, executing, folder_of, with_blocks
+from tests.helpers import GPU, assert_resumes_exactly, executing, folder_of, wait_for, with_blocks
 from tests.shared_batches import (
     IN_FLOAT32,
     LOSSES,
@@ -417,6 +420,61 @@ def test_the_two_passes_of_a_compiled_network_have_the_same_random_numbers(compi
     assert not torch.allclose(first, other, atol=1e-2)
 
 
+# argv: what compiles, the compiler, and arguments of main.py
+COMPILING = """
+import sys
+from torch._inductor import config
+from utilities import device, stopping
+if sys.argv[1] == 'a step':
+    device.check_compiler = lambda device: None
+config.cpp.cxx = (sys.argv[2],)
+stopping.COMPILING = 1
+stopping.install()
+import main
+sys.exit(main.main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize('what, ending', [('the check', 'exec sleep 600'), ('a step', "trap '' TERM; exec sleep 600")])
+def test_a_signal_to_all_processes_ends_a_run_that_compiles(what, ending, quick, tmp_path):
+    """Also where the compiler goes on."""
+    compiler = tmp_path / 'compiler'
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *version*) echo g++; exit;; esac\ntouch {tmp_path}/begun\n{ending}\n')
+    compiler.chmod(0o755)
+    arguments = [*quick, '--compile', '--check_untrained_accuracy', 'false']
+    process, _, errors = executing(tmp_path, COMPILING, what, compiler, *arguments,
+                                   TORCHINDUCTOR_CACHE_DIR=str(tmp_path / 'compiled'))
+    try:
+        wait_for((tmp_path / 'begun').exists)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(10) == 130, errors.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert 'Traceback' not in errors.read_text()
+    assert (what == 'a step') == folder_of(tmp_path).exists()
+
+
+# The main thread computes in C++ for a minute, where Python calls no handler.
+IN_CPP = """
+import torch
+from utilities import stopping
+stopping.COMPILING = 0.1
+stopping.install()
+with stopping.compiling():
+    print('begun', flush=True)
+    torch.linalg.svd(torch.rand(5000, 5000))
+"""
+
+
+def test_a_signal_ends_a_process_whose_main_thread_waits_for_others(tmp_path):
+    process, out, errors = executing(tmp_path, IN_CPP)
+    wait_for(lambda: 'begun' in out.read_text())
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(10) == 130
+    assert 'Stopped while torch was compiling.' in out.read_text() + errors.read_text()
+
+
 def test_without_a_compiler_a_sentence_says_so(quick, run, tmp_path, monkeypatch, capsys):
     torch.compiler.reset()
     monkeypatch.setenv('TORCHINDUCTOR_CACHE_DIR', str(tmp_path / 'cache'))
@@ -691,26 +749,29 @@ def test_a_parameter_of_two_optimizers_is_refused(asks_for_all, monkeypatch):
 
 # On GPUs
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs an NVIDIA GPU')
-
-
-@needs_gpu
-@pytest.mark.parametrize('flags', ['', '--amp bfloat16 --compile', '--amp float16', '--compile --micro_bs 5',
-                                   '--clip_grad 1 --amp float16 --micro_bs 5'])
+@pytest.mark.gpu
+@pytest.mark.parametrize('flags', [
+    '', pytest.param('--amp bfloat16 --compile', marks=pytest.mark.gpu('cuda')), '--amp float16',
+    pytest.param('--compile --micro_bs 5', marks=pytest.mark.gpu('cuda')), '--clip_grad 1 --amp float16 --micro_bs 5'])
 def test_runs_on_a_gpu(flags, quick, run, tmp_path):
+    """Also what has been compiled goes on, on the CPU without compiling, which would take longer than all the rest."""
     arguments = [*quick, '--device', 'cuda', *flags.split()]
-    assert run(*arguments, '--n_epochs', '1') == 0
-    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
-    assert run('--resume', folder_of(tmp_path), '--n_epochs', '3', '--device', 'cpu') == 0
+    with inductor.patch(compile_threads=1):                            # others are processes that import torch
+        assert run(*arguments, '--n_epochs', '1') == 0
+        assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
+    moved = ['--n_epochs', '3', '--device', 'cpu', '--compile', 'false']
+    assert run('--resume', folder_of(tmp_path), *moved) == 0
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_a_gpu_computes_the_gradients_of_the_cpu_in_pieces():
     flags = '--micro_bs 3 --loss proxyanchor --batch_mining none --optim sgd --iterations_per_epoch 1 --n_epochs 1'
-    on_cpu, on_gpu = (train(flags, torch.float32, device)['gradients'] for device in ('cpu', 'cuda'))
+    with device.full_float32():
+        on_cpu, on_gpu = (train(flags, torch.float32, where)['gradients'] for where in ('cpu', GPU))
     assert_near(on_cpu, {name: gradient.cpu() for name, gradient in on_gpu.items()}, 1e-3)
 
 
+@pytest.mark.gpu('cuda')
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two NVIDIA GPUs')
 def test_batch_norm_is_synchronised_on_two_gpus(tmp_path):
     flags = '--loss proxyanchor --batch_mining none --optim sgd --lr 0.01 --iterations_per_epoch 5 --n_epochs 1'

@@ -16,12 +16,12 @@ import datasets
 import parameters
 from flags import command_line
 from launching import local, plan, script, slots
+from records import lock
 from tuning import ranges, report, trials
 from tuning.optimize import optimize
 from tuning.study import open_study
 from utilities import stopping
 from utilities.errors import UserError, choose
-from utilities.files import locked
 from utilities.namespace import changed
 
 # the defaults of a search, where they differ from main.py's
@@ -94,7 +94,7 @@ class Search:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f'--study_path {self.folder}: no folder can be made there ({error.strerror})') from None
-        with locked(self.folder / '.lock'):
+        with lock.held(self.folder, ''):
             yield
 
 

@@ -1,12 +1,16 @@
-"""The device of a run, and whether its arithmetic is repeatable."""
+"""The device of a run, its precision, and whether its arithmetic is repeatable."""
+import contextlib
 import os
 import warnings
 
 import torch
 
-from utilities import processes
+from utilities import processes, stopping
 from utilities.errors import UserError
 from utilities.machine import accelerator
+
+# whether this PyTorch computes convolutions and products of matrices in TF32 on NVIDIA GPUs, if nobody sets it
+TF32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
 
 
 def select(opt):
@@ -48,8 +52,8 @@ def is_gpu(device):
 
 def set_arithmetic(opt):
     """
-    Makes arithmetic repeatable: always on the CPU, where it costs no time, and with --deterministic on a GPU.
-    Float32 is computed in full precision, also in cuDNN's convolutions, unless --tf32 trades precision for speed.
+    Makes arithmetic repeatable: always on the CPU, where it costs no time, and with --deterministic on a GPU. Sets the
+    precision of float32 on NVIDIA GPUs to that of --tf32, by default PyTorch's own: convolutions in TF32.
     """
     deterministic = opt.deterministic or opt.device.type == 'cpu'
     if deterministic and is_gpu(opt.device):
@@ -58,8 +62,27 @@ def set_arithmetic(opt):
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = not deterministic
-    torch.backends.cudnn.allow_tf32 = opt.tf32
-    torch.backends.cuda.matmul.allow_tf32 = opt.tf32
+    if opt.tf32 is None:
+        set_tf32(*TF32)
+    else:
+        set_tf32(opt.tf32, opt.tf32)
+
+
+def set_tf32(of_convolutions, of_products):
+    """Whether NVIDIA GPUs compute float32 convolutions, and products of matrices, in TF32."""
+    torch.backends.cudnn.allow_tf32 = of_convolutions
+    torch.backends.cuda.matmul.allow_tf32 = of_products
+
+
+@contextlib.contextmanager
+def full_float32():
+    """In the block, float32 is computed in full precision, also on NVIDIA GPUs, whatever --tf32 says."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    set_tf32(False, False)
+    try:
+        yield
+    finally:
+        set_tf32(*before)
 
 
 def check_step(opt):
@@ -85,7 +108,8 @@ def check_precision(opt):
 def check_compiler(device):
     """Raises UserError if torch.compile does not work, as without a C++ compiler or, on a GPU, without Triton."""
     try:
-        torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
+        with stopping.compiling():
+            torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:                       # the compiler, Triton and torch raise errors of no common class
         reason = ' '.join(str(error).split())[:200]
         raise UserError(f'--compile: torch.compile does not work on this machine ({reason}); install a C++ compiler '

@@ -11,12 +11,16 @@ import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
+from .stopping import check  # relative: hubconf.py loads this file under another package's name
+
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
 NO_MEMORY = re.compile(
     r".*(MemoryError|out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|bad_alloc).*")
 NEEDS_LESS = ('training needs less with a smaller --micro_bs, which keeps the loss, a smaller --bs or --amp bfloat16, '
               'and evaluation with a smaller --eval_bs')
+LOST_WORKER = re.compile(r'DataLoader worker \(pid|Pin memory thread exited unexpectedly')
+SHARED_MEMORY = re.compile(r'unable to \w+ shared memory|shm_open|/dev/shm')
 KEPT = 'Everything up to the last saved epoch is kept.'
 # attributes of opt that are no flags: a run sets them when it knows its data and its network
 SET_BY_A_RUN = {'device': 'the torch.device of the run', 'n_classes': 'number of training classes',
@@ -131,12 +135,19 @@ def undeclared_flags():
 @contextlib.contextmanager
 def explained(needs_less=NEEDS_LESS):
     """
-    In the block, errors of torch that other flags avoid become sentences: OutOfMemory, and UserError for an operation
-    that has no deterministic implementation. needs_less: what needs less memory, in words.
+    In the block, errors of torch that other flags avoid become sentences: WorkerLost, OutOfMemory, RunFailed for a full
+    shared memory, and UserError for an operation that has no deterministic implementation. needs_less: what needs less
+    memory, in words.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
+        if LOST_WORKER.match(str(error)):
+            check()                                          # schedulers send SIGTERM to the data workers as well
+            raise WorkerLost from None
+        if SHARED_MEMORY.search(str(error)):
+            raise RunFailed('The shared memory of this machine, /dev/shm, is full, by which data workers hand over '
+                            'images: give --kernels 0, or more of it (docker run --shm-size 8g).') from None
         found = NO_MEMORY.search(f'{type(error).__name__}: {error}')
         if found:
             raise OutOfMemory(f'Memory ran out ({found[0][:120].strip()}): {needs_less}.') from None

@@ -1,7 +1,4 @@
-"""
-Atomic writes: a file is written under a temporary name and then renamed, so that it is never incomplete. Locks: only
-one process at a time writes a file or folder.
-"""
+"""Atomic writes: a file is written under a temporary name and then renamed, so that it is never incomplete."""
 import contextlib
 import csv
 import glob
@@ -13,7 +10,6 @@ import time
 import zipfile
 from pathlib import Path
 
-from utilities import stopping
 from utilities.errors import Unwritable, UserError, causes, is_disk_error
 
 STALE = 600                                                  # seconds without a change; older folders are removed
@@ -73,28 +69,6 @@ def remove_stale(folder):
     for old in folder.parent.glob(f'.{glob.escape(folder.name)}.*'):
         if old.is_dir() and old.stat().st_mtime < time.time() - STALE:
             shutil.rmtree(old, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def locked(file, waiting=None):
-    """
-    Holds a lock on `file`, which is created if needed, during the block; the operating system releases the lock if the
-    process ends. While another process holds it, prints the sentence `waiting` once, if there is one, and waits.
-    """
-    import filelock  # imported here, since --help does not need it
-    lock = filelock.FileLock(file)
-    while not lock.is_locked:
-        try:
-            lock.acquire(blocking=False)
-        except filelock.Timeout:
-            if waiting:
-                print(waiting, flush=True)
-            waiting = None
-            stopping.sleep(stopping.POLL)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def cache_folder():

@@ -1,6 +1,5 @@
 """Data loaders whose batches do not depend on the number of workers."""
 import itertools
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -8,24 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
-from utilities import exchange, processes, stopping
+from utilities import exchange, processes
 from utilities.device import is_gpu
-from utilities.errors import UserError, WorkerLost
+from utilities.errors import UserError
 from utilities.machine import n_cores
 from utilities.randomness import derive
-
-# When a data worker is killed, torch's signal handler would raise an error wherever the main process is at that moment:
-# while it starts a thread, or where exceptions are ignored. The loaders notice a killed worker by themselves.
-torch.utils.data._utils.signal_handling._SIGCHLD_handler_set = True
-
-
-# RuntimeErrors of torch where a data worker was killed; with pinned memory, a thread takes the batches from the workers
-LOST = re.compile(r'DataLoader worker \(pid|Pin memory thread exited unexpectedly')
 
 
 class Loader(torch.utils.data.DataLoader):
     """
-    A DataLoader that raises WorkerLost where a data worker was killed, also while it was handing over a batch.
+    A DataLoader whose data workers report where shared memory is full.
 
     For an ImageSet, the data workers call `load` and `collate` of its transform. The images are then uint8
     [B, 3, H, W], for network_input.
@@ -36,20 +27,12 @@ class Loader(torch.utils.data.DataLoader):
         if transform:
             dataset = Loaded(dataset)
             arguments['collate_fn'] = Collate(transform)
+        if arguments.get('num_workers'):
+            arguments['collate_fn'] = Shared(arguments.get('collate_fn') or torch.utils.data.default_collate)
         if arguments.get('num_workers') and sys.platform == 'linux':
             # forkserver, the default since Python 3.14, would import all packages again in each worker
             arguments['multiprocessing_context'] = 'fork'
         super().__init__(dataset, worker_init_fn=ignore_lost_connections, **arguments)
-
-    def __iter__(self):
-        try:
-            yield from super().__iter__()
-        except (RuntimeError, OSError, EOFError) as error:
-            is_of_dataset = not self.num_workers or 'in DataLoader worker process' in str(error)
-            if is_of_dataset or isinstance(error, RuntimeError) and not LOST.match(str(error)):
-                raise
-            stopping.check()                                 # schedulers send SIGTERM to the data workers as well
-            raise WorkerLost from error
 
 
 def ignore_lost_connections(worker):
@@ -84,6 +67,22 @@ class Collate:
     def __call__(self, items):
         images, labels, indices = zip(*items, strict=True)
         return self.transform.collate(images), torch.tensor(labels), torch.tensor(indices)
+
+
+@dataclass
+class Shared:
+    """
+    Puts a batch into shared memory as it is made, where an error reaches the main process. Otherwise a thread of the
+    worker does it, and where /dev/shm is full, the batch is lost, and the run waits for it without end.
+    """
+    collate: Callable
+
+    def __call__(self, items):
+        batch = self.collate(items)
+        for part in batch:
+            if isinstance(part, torch.Tensor):
+                part.share_memory_()
+        return batch
 
 
 def network_input(images, device):

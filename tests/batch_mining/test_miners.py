@@ -9,6 +9,7 @@ import torch
 import batch_mining
 import criteria
 from batch_mining import all_pairs, easyhard, hard, lifted, multisimilarity, npair, semihard
+from benchmarks.gpu import synchronisations
 from tests.batch_mining import references
 from tests.batch_mining.batches import SHAPES, collapsed, grid, unit
 from tests.batch_mining.test_triplets import agrees
@@ -107,18 +108,13 @@ def test_embeddings_that_are_all_equal(name, miner):
             assert len(found), value                       # for these two no negative may be farther, or as near
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason='counts synchronisations of an NVIDIA GPU')
-def test_at_most_one_synchronisation_on_a_gpu(name, miner, recwarn):
+@pytest.mark.gpu('cuda')
+def test_at_most_one_synchronisation_on_a_gpu(miner):
     batch, labels = unit(32, dtype=torch.float32).cuda(), torch.arange(8).repeat_interleave(4).cuda()
-    mined(miner, batch, labels)                            # what is set up at the first call does not count
-    torch.cuda.set_sync_debug_mode('warn')
-    try:
-        recwarn.clear()
-        mined(miner, batch, labels)
-        found = [warning for warning in recwarn if 'synchronizing' in str(warning.message)]
-    finally:
-        torch.cuda.set_sync_debug_mode('default')
-    assert len(found) <= 1, [str(warning.message) for warning in found]
+    for _ in range(2):                                     # what is set up at the first call does not count
+        with synchronisations(batch.device) as found:
+            mined(miner, batch, labels)
+    assert len(found) <= 1, found
 
 
 def test_copied_alone_each_file_runs_its_examples_and_mines(opt, tmp_path):

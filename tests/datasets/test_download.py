@@ -103,7 +103,7 @@ def test_of_two_processes_one_downloads(server, monkeypatch, tmp_path, capfd):
         process.join()
     assert [process.exitcode for process in processes] == [0, 0] and server.requests == [0]
     assert {file.name for file in tmp_path.iterdir()} == {'a.txt', 'data.tgz.unpacked'}
-    assert capfd.readouterr().out.count('another process is downloading') == 1
+    assert capfd.readouterr().out.count('another process downloads into') == 1
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):

@@ -38,7 +38,7 @@ def calls(monkeypatch):
      '--n_epochs', '1'],
     ['--augmentation', 'base', '--use_tv_split', '--bs', '8'],
     ['--augmentation', 'none', '--data_sampler', 'd2_coreset', '--data_batchmatch_bigbs', '24'],
-    ['--augmentation', 'none', '--embed_init', 'pca', '--views', '2'],
+    ['--augmentation', 'none', '--embed_init', 'pca', '--views', '2', '--eval_bs', '7'],
 ], ids=' '.join)
 def test_a_run_ends_with_the_same_bits(flags, quick, run, tmp_path, capsys):
     assert run(*quick, *FROZEN, *flags) == 0

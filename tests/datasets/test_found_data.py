@@ -10,6 +10,8 @@ from scipy.io import savemat
 
 import configuration
 import datasets
+import Result_Evaluations
+from records import run_folder
 from retrieval import photos
 from tests.helpers import after_training, folder_of
 from utilities.errors import UserError
@@ -146,9 +148,45 @@ def test_online_products_with_and_without_category_folders(is_flat, images, list
     (tmp_path / 'images').mkdir()                                   # of other data
     data = select(opt, tmp_path, 'online_products')
     assert data.evaluation['test'].superclasses == ['mug', 'bicycle'] and len(data.train) == 4
-    notes = capsys.readouterr().out.splitlines()
-    assert notes == [f'Note: {tmp_path / lists / f"Ebay_{part}.txt"} lists 4 images, and that of the data set {size}'
-                     for part, size in (('train', '59,551'), ('test', '60,502'))]
+    assert capsys.readouterr().out == (
+        'Note: --dataset online_products: train 4 images of 2 classes, not 59,551 of 11,318; test 4 images of 2 '
+        'classes, not 60,502 of 11,316: results are not comparable with published ones\n')
+
+
+CUB, CARS = (11788, 200), (16185, 196)
+
+
+def touch(root, n_images, n_classes):
+    """Files with the names of images, which selecting a split does not read."""
+    for name in range(n_classes):
+        (root / f'{name:03d}').mkdir(parents=True)
+    for i in range(n_images):
+        (root / f'{i % n_classes:03d}' / f'{i}.jpg').touch()
+
+
+@pytest.mark.parametrize('dataset, root, size, note', [
+    ('cub200', 'cub200/images', CUB, ''), ('cars196', 'cars196/images', CARS, ''),
+    ('cub200', 'cub200/images', (6033, 200), '6,033 images of 200 classes, not 11,788 of 200'),          # that of 2010
+    ('cub200', 'CUB_200_2011/images', (5864, 100), '5,864 images of 100 classes, not 11,788 of 200'),
+    ('cars196', 'cars196/images', (8144, 196), '8,144 images of 196 classes, not 16,185 of 196')])       # training part
+def test_other_data_under_a_published_name(dataset, root, size, note, opt, tmp_path, capsys):
+    touch(tmp_path / root, *size)
+    data = select(opt, tmp_path, dataset)
+    said = f'{note}: results are not comparable with published ones'
+    assert data.description.get('other_data', '') == (said if note else '')
+    assert capsys.readouterr().out == (f'Note: --dataset {dataset}: {said}\n' if note else '')
+
+
+def test_other_data_are_named_in_the_run_folder_and_in_tables(quick, run, tmp_path, capsys):
+    folders_of(tmp_path / 'data' / 'cub200' / 'images', ['001.a', '002.b', '003.c', '004.d'])
+    assert run(*quick, '--dataset', 'cub200', '--source_path', tmp_path / 'data', '--bs', '4', '--n_epochs', '1',
+               '--evaluation_metrics', 'e_recall@1') == 0
+    said = '8 images of 4 classes, not 11,788 of 200: results are not comparable with published ones'
+    folder = tmp_path / 'runs' / 'cub200' / 'quick_s1'
+    assert run_folder.read(folder)['other_data'] == said
+    capsys.readouterr()
+    assert Result_Evaluations.main(['--runs', str(tmp_path / 'runs'), '--metrics', 'e_recall@1']) == 0
+    assert f'- group quick: {said}\n' in capsys.readouterr().out
 
 
 def test_lists_without_their_header(opt, tmp_path):
@@ -176,7 +214,11 @@ def test_the_count_of_inshops_list(opt, tmp_path):
     file = tmp_path / 'inshop' / 'list_eval_partition.txt'
     header = 'image_name                  item_id   evaluation_status'
     file.write_text('\n'.join(['4', header, *lines, '', '', '']))
-    assert len(select(opt, tmp_path, 'inshop').train) == 2
+    data = select(opt, tmp_path, 'inshop')
+    assert len(data.train) == 2
+    assert data.description['other_data'] == (
+        'train 2 images of 1 classes, not 25,882 of 3,997; query 1 images of 1 classes, not 14,218 of 3,985; gallery '
+        '1 images of 1 classes, not 12,612 of 3,985: results are not comparable with published ones')
     for content, sentence in (
             (['52712', header, *lines], 'its first line says 52,712 rows, but it has 4'),
             (['4', header, *lines[:3]], 'its first line says 4 rows, but it has 3'),

@@ -16,9 +16,9 @@ from torchvision.transforms import v2
 import datasets
 from datasets import base, boxes, decoding, pipeline, transforms
 from tests.helpers import manual_seed
+from utilities import errors
 from utilities.errors import UserError, WorkerLost
 from utilities.loading import (
-    Loader,
     TrainingLoader,
     evaluation_batches,
     evaluation_loader,
@@ -267,12 +267,21 @@ def test_without_data_workers_none_was_killed(patterns, opt, monkeypatch):
     ('DataLoader worker (pid(s) 7) exited unexpectedly', True), ('Pin memory thread exited unexpectedly', True),
     ('Caught RuntimeError in DataLoader worker process 0.\n... Pin memory thread exited unexpectedly', False),
     ('CUDA error: an illegal memory access was encountered', False)])
-def test_the_errors_that_mean_a_lost_worker(message, is_lost, monkeypatch):
-    def fail(self):
+def test_the_errors_that_mean_a_lost_worker(message, is_lost):
+    with pytest.raises(WorkerLost if is_lost else RuntimeError), errors.explained():
         raise RuntimeError(message)
-    monkeypatch.setattr(torch.utils.data.DataLoader, '__iter__', fail)
-    with pytest.raises(WorkerLost if is_lost else RuntimeError):
-        next(iter(Loader([1, 2], num_workers=1)))
+
+
+def test_a_full_shared_memory_is_a_sentence(patterns, opt, monkeypatch):
+    """In a thread of the worker, its error would lose the batch, and the run would wait for it without end."""
+    def full(tensor):
+        raise RuntimeError('unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)')
+    monkeypatch.setattr(torch.Tensor, 'share_memory_', full)
+    data = datasets.select(opt(dataset='folder', source_path=str(patterns)), 16).train
+    loader = TrainingLoader(opt(iterations_per_epoch=1, kernels=1), data, [[0, 1]])
+    sentence = 'The shared memory of this machine, /dev/shm, is full, .*: give --kernels 0'
+    with pytest.raises(errors.RunFailed, match=sentence), errors.explained():
+        next(iter(loader.epoch(1)))
 
 
 def test_a_worker_prints_nothing_if_the_main_process_breaks_off_a_connection(capfd):

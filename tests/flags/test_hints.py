@@ -48,10 +48,10 @@ def test_a_config_file_gets_the_same_answers(tmp_path):
 
 
 def test_the_table_names_flags_that_there_are_for_flags_that_there_are_not():
-    known, names = {*command_line.known_flags(parameters.build())}, ' '.join(hints.HINTS).split()
+    known, names = {*command_line.known_flags(parameters.build())}, ' '.join(hints.HERE.values()).split()
     assert len(names) == len({*names}) and not known & {*names}
-    for hint in hints.HINTS.values():
-        assert {*re.findall(r'--(\w+)', hint)} <= known, hint
+    for here in hints.HERE:
+        assert {*re.findall(r'--(\w+)', here)} <= known, here
 
 
 def test_a_program_without_the_flag_does_not_name_it():

@@ -86,13 +86,42 @@ def test_wandb_holds_log_csv_also_after_resume(quick, run, tmp_path, monkeypatch
     assert {'train/active_share', 'lr/backbone', 'train/grad_norm'} <= set(history[1])
     content = file.read_bytes()
     assert {*re.findall(rb'own/picture_(\d)_', content)} == {b'0', b'1'}                # by epoch
-    assert all(name in content for name in (b'test/rho_spectrum@0', b'"histogram"', b'gradients/embedding',
-                                            b'distances/test, same class', b'retrieval/test'))
+    assert all(name in content for name in (b'test/rho_spectrum@0', b'"histogram"', b'retrieval/test'))
     assert list(folder.glob('wandb/offline-run-*/files/media/images/retrieval/test*.png'))
     time.sleep(1)                                             # W&B names its folders after the second
     assert run('--resume', folder, '--n_epochs', '2') == 0
     assert len(wandb_files.offline_files(folder)) == 2
     assert_holds(wandb_of(folder), folder)
+
+
+def test_a_sweep_that_does_not_pass_its_values_on_is_a_note(quick, run, tmp_path, monkeypatch, capsys):
+    """As the agent of a sweep starts a command without ${args}: the values come in a file that W&B reads."""
+    pytest.importorskip('wandb')
+    (tmp_path / 'sweep.yaml').write_text('wandb_version: 1\nlr:\n  value: 0.5\nbs:\n  value: 12\n')
+    monkeypatch.setenv('WANDB_SWEEP_ID', 'abc')
+    monkeypatch.setenv('WANDB_SWEEP_PARAM_PATH', str(tmp_path / 'sweep.yaml'))
+    arguments = [*quick, '--n_epochs', '0', '--evaluation_metrics', 'e_recall@1', '--log_online']
+    assert run(*arguments) == 0
+    note = 'Note: W&B records --lr 0.5, but the run trains with --lr 0.001: the command of a sweep needs ${args}'
+    assert note in capsys.readouterr().out
+    assert run(*arguments, '--lr', '0.5') == 0 and 'W&B records' not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('mode', ['disabled', 'dryrun', 'offline'])
+def test_the_mode_of_wandb_is_said_and_no_server_is_asked(mode, quick, run, tmp_path, monkeypatch, capsys):
+    """dryrun is W&B's older name of offline; disabled writes nothing either."""
+    pytest.importorskip('wandb')
+    monkeypatch.setenv('WANDB_MODE', mode)
+    monkeypatch.setattr(backends.urllib.request, 'urlopen', None)
+    assert run(*quick, '--n_epochs', '0', '--evaluation_metrics', 'e_recall@1', '--log_online', '--wandb_key',
+               's' * 40) == 0
+    out = capsys.readouterr().out
+    if mode == 'disabled':
+        assert 'Note: W&B gets no records, since WANDB_MODE is disabled.' in out
+        assert not (folder_of(tmp_path) / 'wandb').exists()
+    else:
+        assert f'W&B runs offline (WANDB_MODE is {mode}). To upload' in out
+        assert len(wandb_files.offline_files(folder_of(tmp_path))) == 1
 
 
 def test_a_run_killed_after_logging_has_no_epoch_twice_and_none_less(quick, tmp_path):
@@ -142,7 +171,7 @@ def test_results_from_wandbs_offline_folders_are_those_of_log_csv_and_of_a_cut_o
     assert (tmp_path / 'runs.csv').read_text() == (tmp_path / 'copied.csv').read_text()
     file, = wandb_files.offline_files(tmp_path / 'copied' / '1')
     data, rows = file.read_bytes(), numbers_of(folder)
-    for share in (.5, .7, .9):
+    for share in (.8, .87, .95):
         file.write_bytes(data[:int(len(data) * share)])
         run_read, = wandb_runs.read_offline([file])
         assert run_read.state.startswith('unfinished: ') and len(run_read.rows) < 3
@@ -237,17 +266,4 @@ def test_tensorboard_holds_log_csv_also_after_resume(quick, run, tmp_path):
         assert [step for step, _ in points] == [epoch for epoch, _ in wanted]
         assert [value for _, value in points] == pytest.approx([value for _, value in wanted], rel=1e-6, nan_ok=True)
     assert [event.step for event in events.Histograms('test/rho_spectrum@0')] == list(rows)
-    groups = {name.partition('/')[0] for name in events.Tags()['histograms']}
-    assert groups == {'test', 'train', 'distances', 'gradients'}
-    kinds = [f'distances/{split}, {kind} class{"es" * (kind == "different")}' for split in ('train', 'test')
-             for kind in ('same', 'different')]
-    for name in kinds:
-        assert [event.step for event in events.Histograms(name)] == list(rows)
-        assert all(0 <= event.histogram_value.min <= event.histogram_value.max <= 2.001
-                   for event in events.Histograms(name))
-    blocks = [name for name in events.Tags()['histograms'] if name.startswith('gradients/')]
-    assert 'gradients/embedding' in blocks and len(blocks) > 2
-    for name in blocks:                                       # the untrained network has none
-        assert [event.step for event in events.Histograms(name)] == [epoch for epoch in rows if epoch]
-        assert any(event.histogram_value.max > 0 for event in events.Histograms(name))
     assert [event.step for event in events.Images('retrieval/test')] == [1, 2]

@@ -70,7 +70,6 @@ def test_the_numbers_and_the_flags_of_a_method(study):
     assert '`multisimilarity`' in five and '`multisimilarity --ema 0.98`' in three
     method = study['Grocery_MS']
     assert 'Datasets/grocery' in method.command and '--device' not in method.command and '/home' not in method.command
-    assert method.lines()[0].startswith(f'Grocery, {len(rows)} seeds: R@1 ')
 
 
 def test_the_losses_that_were_tuned_on_folds(study):
@@ -102,9 +101,8 @@ def test_of_ema_the_averaged_weights_are_reported(tmp_path):
     final_rows.write(tmp_path / 'rows.csv', [group], rule, ['test_e_recall@1'])
     method = methods.read(tmp_path / 'rows.csv')['Omniglot_MS_ema']
     assert method.estimate().mean == pytest.approx(40) and method.estimate('nmi').mean == pytest.approx(20)
-    assert method.has('nmi') and not method.has('map_at_r') and method.curve() == pytest.approx([20, 70, 40])
     plain = methods.Method('Omniglot_MS', method.runs)
-    assert plain.estimate().mean == pytest.approx(50) and plain.curve() == pytest.approx([20, 60, 50])
+    assert plain.estimate().mean == pytest.approx(50)
 
 
 def test_runs_on_other_test_images_have_no_mean(tmp_path):
