@@ -126,6 +126,7 @@ class Miner:
         """batch [B, D], labels [B], on one device -> the tuples. options: for miners that take more."""
         found = self.of_step.tuples
         if found is None:
+            # miners of the public code, which have a name, take labels to NumPy
             own = labels.cpu() if hasattr(self.batchminer, 'name') else labels
             mined = self.batchminer(batch, own, **options)
             try:
