@@ -133,7 +133,7 @@ def explained_stop(opt, state):
 
 
 def evaluate(opt, built, epoch):
-    """As evaluation.evaluate; with --ema, the metrics of the averaged weights have columns of their own."""
+    """({<split>_<metric>: value}, {split: Embedded}); with --ema, averaged weights have columns of their own."""
     row, embedded = evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch)
     if built.ema:
         averaged, _ = evaluation.evaluate(opt, built.ema.average, built.data, built.criterion, epoch)

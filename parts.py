@@ -16,7 +16,7 @@ import evaluation
 import optimization
 import parameters
 import training_step
-from architectures import batch_norm, embedding_layer
+from architectures import batch_norm, embedding_layer, weights
 from datasets import features
 from flags import command_line
 from optimization import moving_average
@@ -259,12 +259,16 @@ def build_network(opt, backbone):
 
 def start_from(opt, model):
     """
-    Loads the network of --start_from, a run folder or checkpoint, backbone and embedding layer. Raises UserError if it
-    cannot be read or has other weights; prints in which flags of the network it differs.
+    Loads the network of --start_from, a run folder or checkpoint, backbone and embedding layer, or a file of another
+    program with all its weights. Raises UserError if it cannot be read or has other weights; prints in which flags of
+    the network it differs.
     """
     flag = f'--start_from {opt.start_from}'
     try:
         states = checkpoint.load(checkpoint.find(opt.start_from))
+    except checkpoint.OtherFile:
+        weights.load_whole(model, opt.start_from)
+        return
     except UserError as error:
         raise UserError(f'--start_from: {error}') from None
     before = states['settings']

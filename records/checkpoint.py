@@ -17,6 +17,10 @@ from utilities.errors import RunFailed, UserError
 from utilities.files import atomic, describe_kind, require_uncompressed
 
 
+class OtherFile(UserError):
+    """A file of weights that no run of this program wrote."""
+
+
 class Checkpoint:
     """
     folder:   the run folder.
@@ -216,9 +220,9 @@ def load(path):
         try:
             states = torch.load(path, map_location='cpu', weights_only=True)
         except Exception as error:  # the unpickler raises anything on a broken file
-            raise UserError(f'{path}: not a checkpoint of this program but {describe_kind(path, error)}') from None
+            raise OtherFile(f'{path}: not a checkpoint of this program but {describe_kind(path, error)}') from None
     if not isinstance(states, dict) or not {'settings', 'epoch', 'model'} <= states.keys():
-        raise UserError(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
+        raise OtherFile(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
     require_own_folder(path, states)
     return states
 

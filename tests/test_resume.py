@@ -257,6 +257,21 @@ def test_a_run_starts_from_a_trained_network(copied, quick, refused, run, tmp_pa
     assert run('--resume', folder, '--n_epochs', '2') == 0         # it has its own weights
 
 
+@pytest.mark.parametrize('wrap', [
+    lambda state: state, lambda state: {'net': {f'module.{name}': value for name, value in state.items()}, 'epoch': 3},
+    lambda state: {'teacher': {name.replace('.', '._orig_mod.', 1): value for name, value in state.items()}}])
+def test_a_run_starts_from_weights_that_another_program_saved(wrap, copied, quick, refused, run, tmp_path):
+    state = checkpoint.load(copied / 'checkpoint_last.pt')['model']
+    torch.save(wrap(state), file := tmp_path / 'own.pth')
+    start = [*quick, *FEW, '--start_from', file, '--group', 'on', '--n_epochs', '0']
+    assert run(*start) == 0
+    assert rows_of(folder_of(tmp_path, 'on_s1'))[0]['test_e_recall@1'] == rows_of(copied)[2]['test_e_recall@1']
+    assert 'do not fit the network of this run (--weights takes' in refused(*start, '--embed_dim', '8')
+    del state['f_embed.weight']
+    torch.save(wrap(state), file)
+    assert 'f_embed.weight' in refused(*start)
+
+
 def test_a_resume_never_loses_records(copied, refused):
     names = ('log.csv', 'spectrum.csv', 'records.sqlite', 'summary.json')
     before = {name: (copied / name).read_bytes() for name in names}
