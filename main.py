@@ -89,7 +89,8 @@ def checkpoint_in(folder, opt, settings, built):
     """The Checkpoint of a run in its folder."""
     lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
     origin = checkpoint.origin(folder, built.data.description)
-    return Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), origin, lowest)
+    return Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), built.state(opt.device), origin,
+                      lowest)
 
 
 def continued(opt, arguments):
@@ -170,7 +171,6 @@ def record(records, built, state, epoch, trained, evaluated):
     effects.name_unread(records.opt, bool(trained), bool(evaluated))
     state.save(epoch, records.log(epoch, trained, evaluated), records.contents())
     records.summarise(state)
-    built.note_unsaved_state()
 
 
 def finish(opt, built, embedded, records, state):
