@@ -1,5 +1,6 @@
 """The start of main.py, before it imports packages for seconds: signals end it at once; a missing package is named."""
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ ENVIRONMENT = Path(__file__).resolve().parents[1] / '.venv'
 def begin(script):
     """Until stopping.install() is called, signals end this process at once. Ends it if a package is not installed."""
     stopping.install(at_once=True)
+    if 'RANK' in os.environ:                                 # torch prints frames of C++ where a process was killed
+        os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         way = ('Use the environment: source .venv/bin/activate' if (ENVIRONMENT / 'installed').exists() else
