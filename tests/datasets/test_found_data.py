@@ -400,7 +400,7 @@ def test_labels_are_compared_without_blanks_and_in_one_unicode_form(opt, tmp_pat
 @pytest.mark.parametrize('labels, note', [
     ([1, 1, '1.0', '1.0', 2, 2, 3, 3], '1 and 1.0'), ([*'aabb', 'Owl', 'Owl', 'owl', 'owl'], 'Owl and owl'),
     (['1', '01', '2', '2.', '3', '3.00', 'a', 'A'], '01 and 1, 2 and 2., 3 and 3.00, and 1 more'),
-    ([1.5, 1.5, 2, 2, 'nan', 'nan', 'x', 'x'], '')])
+    ([1.5, 1.5, 2, 2, 'Nan', 'Nan', 'x', 'x'], '')])
 def test_labels_that_may_be_one_class_are_noted(labels, note, opt, tmp_path, capsys):
     table = birds(tmp_path)
     table['label'] = list(map(str, labels))
@@ -409,6 +409,15 @@ def test_labels_that_may_be_one_class_are_noted(labels, note, opt, tmp_path, cap
     out = capsys.readouterr().out
     assert out == (f'Note: --csv {tmp_path / "list.csv"}: these labels are different classes, although they are one '
                    f'number, or differ in capitals or blanks only: {note}\n' if note else '')
+
+
+@pytest.mark.parametrize('missing', [{'na_rep': 'NaN'}, {'na_rep': 'nan'}, {'na_rep': '<NA>'}, {}])
+def test_a_missing_label_is_no_class(missing, opt, tmp_path):
+    table = birds(tmp_path)
+    table.loc[5, 'label'] = None
+    sentence = 'the label .* is a missing value' if missing else 'path and label must not be empty'
+    with pytest.raises(UserError, match=f'line 7: {sentence}'):
+        listed(opt, tmp_path, table, index=False, **missing)
 
 
 def test_the_index_of_pandas_is_no_column(opt, tmp_path, capsys):
