@@ -2,7 +2,7 @@
 import sys
 
 from flags import command_line
-from utilities.errors import exit_code
+from utilities.errors import UserError, exit_code
 from utilities.machine import DEVICES
 
 
@@ -46,6 +46,8 @@ def build():
 
 def work(arguments):
     opt = build().parse_args(arguments)
+    if opt.weights and not opt.untrained:
+        raise UserError('--weights goes with --untrained; a trained network has its weights in its run folder')
     from reports import ensemble_evaluation  # imports torch, which --help does not need
     try:
         ensemble_evaluation.report(opt, arguments)

@@ -85,8 +85,9 @@ def build():
         command.add_argument('--vote', metavar='K', type=command_line.COUNT, default=5,
                              help='number of nearest images that vote for the class of a photo, the name of their '
                                   'folder; 0: no class')
-    index.add_argument('--codes', choices=['float32', 'int8'], default='float32',
-                       help='how the embeddings are stored; int8: as codes of about a quarter of their size')
+    index.add_argument('--codes', metavar='FAISS', default='',
+                       help="search by these codes, a string of faiss's index_factory such as SQ8 or IVF64,PQ16; by "
+                            'default exactly, or by cells from 200,000 images on')
     for command in (query, add, remove, serve):
         command.add_argument('index', metavar='INDEX', help='folder of the index')
     for command in (query, add, remove):

@@ -220,8 +220,8 @@ def work(arguments):
 
 def main(arguments):
     """Returns the exit code: 0; 2 after a UserError; 1 for a failed run; 130 after Ctrl-C."""
-    sys.argv[1:] = run_folder.without_secrets(arguments, parameters.flags_with('secret'))    # for logging libraries
     with errors.reported('main.py') as end, processes.together():
+        sys.argv[1:] = run_folder.without_secrets(arguments, parameters.flags_with('secret'))    # for logging libraries
         end.code = work(arguments) or 0
     return end.code
 

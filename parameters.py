@@ -39,6 +39,7 @@ from flags.command_line import (
     yaml_mapping,
 )
 from utilities import namespace
+from utilities.errors import UserError
 from utilities.machine import DEVICES
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
@@ -49,6 +50,21 @@ main.py --help all            every flag
 docs/run_folder.md says more."""
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
+# Files with FLAGS, for which the public code of Roth et al. has files of the same name
+OF_THE_PUBLIC_CODE = {
+    'criteria': 'angular arcface contrastive histogram lifted margin multisimilarity npair proxynca quadruplet snr '
+                'softmax softtriplet triplet',
+    'batch_mining': 'distance parametric rho_distance semihard',
+    'datasampler': 'class_random_sampler d2_coreset_sampler fid_batchmatch_sampler greedy_coreset_sampler'}
+
+
+def require_flags(name, module):
+    """Raises UserError if a file of the public code has taken the place of one of this program's, which has FLAGS."""
+    package, _, file = getattr(module, '__name__', '').partition('.')
+    if file in OF_THE_PUBLIC_CODE.get(package, '').split() and not hasattr(module, 'FLAGS'):
+        raise UserError(f'{package}/{file}.py: this file of another program has taken the place of the file that '
+                        f'declares the flags of {name}. Bring that one back, call yours public_{file}.py, and add '
+                        f"'public_{name}': public_{file} to the registry in {package}/__init__.py")
 
 
 def add_methods(add, switch, start, registry, shared=None):
@@ -61,6 +77,7 @@ def add_methods(add, switch, start, registry, shared=None):
     flags = {}
     users = {}
     for name, module in registry.items():
+        require_flags(name, module)
         own = method_flags.declared(module, start.format(name))
         flags |= own
         for flag in [*own, *getattr(module, 'USES', ())]:
@@ -156,19 +173,20 @@ def data_parameters(parser):
            help='with --use_tv_split: validate on samples of every class instead of on whole classes')
     add('--tv_split_perc', type=number(float, 0, 1, above=True), default=0.8,
         help='with --use_tv_split: fraction of the training set that remains for training')
-    add('--augmentation', default='base', names=AUGMENTATIONS, embedding=True,
+    add('--augmentation', default='base', names=AUGMENTATIONS, embedding=True, resume='merge',
         help='augmentation of the training images; docs/data.md explains each')
-    add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'),
+    add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'), resume='merge',
         help='smallest and largest area of random crops, as fractions of the image; by default 0.08 (mlrc: 0.16) and '
              '1')
-    add('--crop_ratio', nargs=2, type=POSITIVE, metavar=('MIN', 'MAX'),
+    add('--crop_ratio', nargs=2, type=POSITIVE, metavar=('MIN', 'MAX'), resume='merge',
         help='smallest and largest width / height of random crops; by default 3/4 and 4/3 (mlrc: 0.75, 1.33)')
     add('--color_jitter', nargs=4, type=NOT_NEGATIVE, metavar=('BRIGHTNESS', 'CONTRAST', 'SATURATION', 'HUE'),
+        resume='merge',
         help='largest random changes of brightness, contrast, saturation (factors 1 - x to 1 + x) and hue; by default '
              'none')
-    add('--randaugment', nargs=2, type=COUNT, metavar=('N', 'M'),
+    add('--randaugment', nargs=2, type=COUNT, metavar=('N', 'M'), resume='merge',
         help='apply N random operations of magnitude M (0 to 30) to each training image; by default none')
-    add('--random_erasing', type=FRACTION, default=0.0, metavar='P',
+    add('--random_erasing', type=FRACTION, default=0.0, metavar='P', resume='merge',
         help='probability of filling a random rectangle of a training image with the mean colour; 0 means never')
     add('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear', embedding=True,
         help='interpolation with which images and crops are resized, in training and evaluation')
@@ -312,11 +330,11 @@ def training_parameters(parser):
              'otherwise')
     add('--scheduler',
         choices={'none': 'constant', 'step': 'multiplied by --gamma after each epoch in --tau',
-                 'cosine': 'annealed to --lr_floor over --n_epochs',
-                 'onecycle': 'raised from 1/25 until --onecycle_peak, then annealed to --lr_floor'}, default='step',
-        help='schedule of all learning rates')
+                 'cosine': 'annealed towards --lr_floor over --n_epochs',
+                 'onecycle': 'raised from 1/25 until --onecycle_peak, then annealed towards --lr_floor'},
+        default='step', help='schedule of all learning rates')
     add('--lr_floor', type=FRACTION, default=0.0,
-        help='cosine and onecycle: last value of the learning rates, as a fraction of the rates')
+        help='cosine and onecycle: fraction of the learning rates that the schedule approaches')
     add('--cosine_delay', type=COUNT, default=0,
         never=('the learning rates never fall', lambda opt, n_steps: (
             opt.scheduler == 'cosine' and opt.cosine_delay > 0 and opt.cosine_delay >= opt.n_epochs - 1)),

@@ -107,7 +107,7 @@ def build(opt):
         start_from(opt, parts.model)
     elif not has_checkpoint(opt):
         fit_embedding(opt, parts)
-    parts.miner = batch_mining.select(criteria.with_used_miners(opt))
+    parts.miner = batch_mining.select(opt, criteria.takes_miner)
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
     check_pairs(unnoted(opt), parts.criterion)
@@ -397,9 +397,9 @@ def ranking_criterion(opt, source, states):
     """The trained criterion in the `states` of a checkpoint if evaluation ranks by its distance; otherwise None."""
     try:
         with preserved():
-            criterion = criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt))).to(opt.device)
+            criterion = criteria.select(opt, batch_mining.select(opt, criteria.takes_miner)).to(opt.device)
     except UserError:                           # these data lack what the loss needs, such as super-classes
-        if ranks(opt):
+        if criteria.has_own_distance(opt):
             raise
         return None
     if not hasattr(criterion, 'ranking_embeddings'):
@@ -410,24 +410,6 @@ def ranking_criterion(opt, source, states):
         raise UserError(f'{source}: --loss {opt.loss} ranks by its own distance, and its class weights do not fit the '
                         'number of classes of these data; evaluate it on the data of its run') from None
     return criterion
-
-
-def ranks(opt):
-    """Whether evaluation ranks by a distance of the criterion."""
-    try:
-        return hasattr(draft(opt), 'ranking_embeddings')
-    except UserError:                           # such as a library that is missing here; its losses have no distance
-        return False
-
-
-def draft(opt):
-    """A criterion of these flags for two classes, built without data or network to look up its properties."""
-    known = {'device': torch.device('cpu'), 'n_classes': 2, 'superclasses': [[0], [0]], 'class_names': ['one', 'other'],
-             'class_counts': [2, 2], 'n_features': 2, 'n_maps': 2,
-             'class_weights': opt.class_weights and 'balanced'}         # a file names the classes of the data
-    opt = changed(opt, **known)
-    with preserved():
-        return criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
 
 
 def restore_network(opt, source):

@@ -111,8 +111,7 @@ def select(opt, backbone=None):
     backbone = backbone or select_backbone(opt)
     arch, suffixes = parse(opt.arch)
     weights.load(opt, arch, backbone)
-    normalize = '_normalize' in suffixes if backbone.normalize is None else backbone.normalize
-    return EmbeddingNetwork(opt, backbone, '_frozen' in suffixes, normalize)
+    return EmbeddingNetwork(opt, backbone, '_frozen' in suffixes, '_normalize' in suffixes)
 
 
 def per_channel(opt, flag):

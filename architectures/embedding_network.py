@@ -48,7 +48,6 @@ class Backbone:
     pool:     the pooling of --pool; None for the network's own pooling. select_backbone sets it.
     n_features: F; select_backbone finds it.
     f_embed:  the network's own embedding layer; None if it is made by the flags.
-    normalize: whether the embeddings are normalised; None if --arch says so.
     """
     network: torch.nn.Module
     size: int
@@ -64,7 +63,6 @@ class Backbone:
     pool: Callable | None = None
     n_features: int | None = None
     f_embed: torch.nn.Module | None = None
-    normalize: bool | None = None
 
 
 @torch.no_grad()

@@ -37,11 +37,36 @@ def maps(network, images):
     return torch.relu(network.features(images))
 
 
+def contiguous(module, inputs, maps):
+    """A forward hook: the maps as the library's view() needs them; other layouts only suit maps of one pixel."""
+    return maps.contiguous()
+
+
+def contiguous_if_large(module, inputs, maps):
+    """As contiguous(), of the maps of a DenseNet, which the library averages over 7 x 7 pixels."""
+    return maps.contiguous() if max(maps.shape[2:]) > 7 else maps
+
+
+def prepare_flattening(network, name):
+    """
+    Lets the network flatten maps of several pixels that are in channels_last, the layout on the CPU. The maps that
+    AlexNet and VGG flatten have several pixels at every size of images, those of others at large sizes.
+    """
+    if name.startswith(('alexnet', 'vgg')):
+        network._features.register_forward_hook(contiguous)
+    if name.startswith('densenet'):
+        network.features.register_forward_hook(contiguous_if_large)
+    for module in network.modules():
+        if isinstance(module, torch.nn.AvgPool2d) and module.kernel_size not in (1, 2, 3):       # the last pooling
+            module.register_forward_hook(contiguous)
+
+
 def backbone(opt, name, size=None):
     """`name` without its classifier; size: side of the input images, if it is not the library's own."""
     settings = next(iter(library().pretrained_settings[name].values()))      # the first of several is ImageNet's
     network = getattr(library(), name)(num_classes=settings['num_classes'], pretrained=None)
     remove_classifier(network, f'pretrainedmodels:{name}')
+    prepare_flattening(network, name)
     if getattr(network, 'aux_logits', False):
         network.aux_logits = False                                # it would give a second output while training
         network.AuxLogits = None

@@ -17,9 +17,10 @@ from batch_mining import (
     semihard,
     softhard,
 )
-from utilities import pml, public
+from utilities import pml
 from utilities.errors import UserError, choose, named_flags, undeclared_flags
 from utilities.loss_sums import parts
+from utilities.namespace import note
 
 BATCHMINERS = {
     'random': random_triplets,
@@ -40,9 +41,18 @@ BATCHMINERS = {
 }
 
 
-def select(opt):
-    """The miner --batch_mining; None for `none`; for a sum of losses a+b, Miners with one for each loss."""
-    miners = Miners(build(part, pml.arguments(opt, 'miner', place)) for place, part in enumerate(parts(opt)))
+def select(opt, takes_miner=lambda part: True):
+    """
+    The miner --batch_mining; None for `none`; for a sum of losses a+b, Miners with one for each loss.
+
+    takes_miner: (flags of one loss) -> whether it takes a miner; none is built for others.
+    """
+    flags = parts(opt)
+    used = [takes_miner(part) for part in flags]
+    if any(used) or all(part.batch_mining == 'none' for part in flags):
+        note(opt, 'batch_mining')
+    miners = Miners(build(part, pml.arguments(opt, 'miner', place)) if is_used else None
+                    for place, (part, is_used) in enumerate(zip(flags, used, strict=True)))
     return miners if len(miners) > 1 else miners[0]
 
 
@@ -52,11 +62,7 @@ def build(opt, pml_arguments):
     if opt.batch_mining.startswith(pml.PREFIX):
         return pml.BatchMiner(opt, pml_arguments)
     module = choose(BATCHMINERS, opt.batch_mining, '--batch_mining')
-    if module is None:
-        return None
-    if not hasattr(module, 'FLAGS'):                              # a file of the public code
-        opt = public.with_public_margin(opt)
-    return module.BatchMiner(opt)
+    return module and module.BatchMiner(opt)
 
 
 class Miners(list):

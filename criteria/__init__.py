@@ -51,11 +51,10 @@ from criteria import (
 )
 from criteria.wrapping import (  # noqa: F401
     check_miner,
+    has_own_distance,
     inputs,
     needs_pairs,
     takes_miner,
-    with_nested_losses,
-    with_used_miners,
 )
 from utilities.errors import named_flags, undeclared_flags
 from utilities.parameter_groups import optimizers, parameter_groups  # noqa: F401
@@ -117,12 +116,6 @@ CRITERIA = {
 
 @undeclared_flags()
 @named_flags()
-def select(*arguments, **named):
-    """
-    select(opt, batchminer): see wrapping.build_criterion. select(loss, opt, to_optim=None,
-    batchminer=None), the form of the public code: see wrapping.build_inside_public_code. Raises UserError for
-    combinations of flags, loss and miner that do not work.
-    """
-    if isinstance(arguments[0], str):
-        return wrapping.build_inside_public_code(*arguments, **named)
-    return wrapping.build_criterion(*arguments, **named)
+def select(opt, batchminer):
+    """See wrapping.build_criterion. Raises UserError for combinations of flags, loss and miner that do not work."""
+    return wrapping.build_criterion(opt, batchminer)

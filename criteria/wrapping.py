@@ -25,7 +25,7 @@ from criteria import (
 from criteria.weighted_sum import WeightedSum
 from utilities import pml, public, torch_losses
 from utilities.errors import UserError, choose
-from utilities.loss_sums import Miner, finished, fitted, names_taken, parts
+from utilities.loss_sums import COSTLY, Miner, finished, fitted, names_taken, parts
 from utilities.namespace import changed, note
 from utilities.parameter_groups import own_groups
 
@@ -79,12 +79,23 @@ def build_criterion(opt, batchminer):
     """
     The criterion of --loss, one name or a sum a+b, with all that is put around it.
 
-    batchminer: its miner; for a sum, a list with one miner per loss.
+    batchminer: its miner; for a sum, a list with one miner per loss. A loss that takes none leaves it out.
     """
     check_flags(opt)
     criterion = put_around(AROUND_THE_SUM, build_sum, opt, batchminer)
     check_inputs(opt, criterion)
     return criterion
+
+
+def put_around(wrappers, build_inside, opt, miner):
+    """The result of build_inside(opt, miner) inside the wrappers that the flags ask for; the last is the outermost."""
+    if not wrappers:
+        return build_inside(opt, miner)
+    *inner, outermost = wrappers
+    build_inside = functools.partial(put_around, inner, build_inside)
+    if not chosen(opt, [outermost]):
+        return build_inside(opt, miner)
+    return hand_on(outermost.file.around(opt, build_inside, miner))
 
 
 def build_sum(opt, batchminer):
@@ -112,76 +123,39 @@ def build_sum(opt, batchminer):
     return hand_on(WeightedSum(names, built, weights))
 
 
-def build(opt, miner, wrappers=AROUND_A_LOSS):
+def build(opt, batchminer, wrappers=AROUND_A_LOSS):
     """The loss of --loss, a single name, inside the wrappers that the flags ask for and that fit it."""
+    return put_around(wrappers, build_loss, opt, miner_for(opt, batchminer))
+
+
+def miner_for(opt, batchminer):
+    """The loss_sums.Miner as --loss, a single name, takes it; None for a loss that takes none."""
     if opt.loss.startswith(torch_losses.PREFIX):
-        return put_around(wrappers, build_of_torch, opt, None)
+        return None
     if opt.loss.startswith(pml.PREFIX):
-        miner = None if miner is None else Miner(miner, opt.batch_mining, takes_masks=True, use='any')
-        return put_around(wrappers, build_of_library, opt, miner)
+        return batchminer and Miner(batchminer, opt.batch_mining, takes_masks=True, use='any')
     loss = choose(criteria.CRITERIA, opt.loss, '--loss')
-    check_miner(opt, miner)
-    return put_around(wrappers, build_loss, opt, miner_for(opt, loss, miner))
-
-
-def put_around(wrappers, build_inside, opt, miner):
-    """The result of build_inside(opt, miner) inside the wrappers that the flags ask for; the last is the outermost."""
-    for wrapper in wrappers:
-        build_inside = functools.partial(put_one_around, wrapper, build_inside)
-    return build_inside(opt, miner)
-
-
-def put_one_around(wrapper, build_inside, opt, miner):
-    """The result of build_inside(opt, miner), inside the wrapper if the flags ask for it."""
-    if not chosen(opt, [wrapper]):
-        return build_inside(opt, miner)
-    return hand_on(wrapper.file.around(opt, build_inside, miner))
-
-
-def check_miner(opt, miner):
-    """Raises UserError if --loss, a single name, lacks a miner, or takes only other miners. miner: or None."""
-    loss = criteria.CRITERIA.get(opt.loss)                                       # None for a library, which takes all
-    if not getattr(loss, 'REQUIRES_BATCHMINER', False):
-        return
-    allowed = loss.ALLOWED_MINING_OPS
-    if miner is None:
-        names = ', '.join(name for name in allowed or ['any but none'] if name != 'none')
-        raise UserError(f'--loss {opt.loss} needs a miner: set --batch_mining ({names})')
-    if allowed is not None and opt.batch_mining not in allowed:
-        raise UserError(f'--loss {opt.loss} does not work with --batch_mining {opt.batch_mining}; choose from '
-                        f'{", ".join(allowed)}')
-
-
-def miner_for(opt, loss, miner):
-    """The miner as a loss takes it; None for a loss that takes none. loss: its file."""
+    check_miner(opt, batchminer)
     if loss.REQUIRES_BATCHMINER:
-        return fitted(loss, miner, opt.batch_mining)
-    if miner is not None and getattr(loss, 'REQUIRES_CRITERIA', False):         # for the losses inside it
-        return Miner(miner, opt.batch_mining, takes_masks=True, use='own')
+        return fitted(loss, batchminer, opt.batch_mining)
+    if nested_flags(opt.loss):
+        return batchminer and Miner(batchminer, opt.batch_mining, takes_masks=True, use='own')
     return None
 
 
-def build_of_torch(opt, miner):
-    """The loss torch:NAME."""
-    return finished(torch_losses.Criterion(opt, opt.loss_torch_args[0]))
-
-
-def build_of_library(opt, miner):
-    """The loss pml:NAME."""
-    return finished(pml.Criterion(opt, miner, opt.loss_pml_args[0]))
-
-
 def build_loss(opt, miner):
-    """The Criterion of a loss's file."""
+    """The criterion of --loss, a single name. miner: of miner_for()."""
+    if opt.loss.startswith(torch_losses.PREFIX):
+        return finished(torch_losses.Criterion(opt, opt.loss_torch_args[0]))
+    if opt.loss.startswith(pml.PREFIX):
+        return finished(pml.Criterion(opt, miner, opt.loss_pml_args[0]))
     loss = criteria.CRITERIA[opt.loss]
-    if getattr(loss, 'REQUIRES_CRITERIA', False):
+    if nested_flags(opt.loss):
         built = loss.Criterion(opt, nested_builder(opt, miner))
-    elif public.is_criterion(loss):
-        built = public.criterion(loss, opt, miner)
     elif miner is None:
         built = loss.Criterion(opt)
     else:
-        built = loss.Criterion(opt, miner)
+        built = loss.Criterion(opt, miner if hasattr(loss, 'FLAGS') else public.MinerOfLists(miner))
     built.needs_pairs = loss.REQUIRES_BATCHMINER or not built.state_dict()
     return finished(built)
 
@@ -190,7 +164,7 @@ def nested_builder(opt, miner):
     """(name of a loss, dimension of its embeddings) -> this loss, for the criterion of --loss, which is around it."""
     for flag in nested_flags(opt.loss):
         name = getattr(opt, flag)
-        if getattr(criteria.CRITERIA.get(name), 'REQUIRES_CRITERIA', False) or '+' in name:
+        if nested_flags(name) or '+' in name:
             raise UserError(f'--{flag} {name}: give one loss, and not {opt.loss} itself')
         if not name.startswith((pml.PREFIX, torch_losses.PREFIX)):
             choose(criteria.CRITERIA, name, f'--{flag}')
@@ -198,27 +172,11 @@ def nested_builder(opt, miner):
 
     def build_nested(name, dim):
         own = changed(opt, loss=name, embed_dim=dim)
-        batchminer = None if miner is None else miner.batchminer
-        if miner is not None and opt.batch_mining in ('npair', 'semihard'):             # they read flags of their loss
+        batchminer = miner and miner.batchminer
+        if batchminer and opt.batch_mining in ('npair', 'semihard'):                    # they read flags of their loss
             batchminer = type(batchminer)(own)
         return build(own, batchminer, wrappers)
     return build_nested
-
-
-def build_inside_public_code(name, opt, to_optim=None, batchminer=None):
-    """
-    The loss `name` for a criterion of the public code that contains it. With to_optim, a list of optimizer groups:
-    (criterion, to_optim with its groups).
-    """
-    choose(criteria.CRITERIA, name, 'criteria.select:')
-    own = {'loss': name}
-    if isinstance(batchminer, public.MinerOfLists):                # from batchminer.select, or the outer criterion's
-        own['batch_mining'] = batchminer.name
-        batchminer = batchminer.miner.batchminer
-    criterion = build(changed(opt, **own), batchminer, wrappers=[])
-    if to_optim is None:
-        return criterion
-    return criterion, to_optim + criteria.parameter_groups(criterion)
 
 
 def check_inputs(opt, criterion):
@@ -266,7 +224,7 @@ def add_inner_log(wrapper, arguments, loss):
 
 def inputs(criterion):
     """The COSTLY inputs that a criterion and those inside it ask for."""
-    return {name for module in criterion.modules() for name in getattr(module, 'takes', ()) if name in public.COSTLY}
+    return {name for module in criterion.modules() for name in getattr(module, 'takes', ()) if name in COSTLY}
 
 
 def needs_pairs(criterion):
@@ -279,32 +237,38 @@ def needs_pairs(criterion):
     return getattr(criterion, 'needs_pairs', False) or any(map(needs_pairs, criterion.children()))
 
 
-# Questions that need no built criterion: which miners the losses take
+# What the files of the losses say
 
 def nested_flags(loss):
     """The flags that name the losses inside a loss: REQUIRES_CRITERIA of its file."""
-    flags = getattr(criteria.CRITERIA.get(loss), 'REQUIRES_CRITERIA', ())
-    return () if flags is True else flags or ()
+    return getattr(criteria.CRITERIA.get(loss), 'REQUIRES_CRITERIA', ())
 
 
-def with_nested_losses(flags):
-    """The losses of a sum, one namespace each, and the losses inside them."""
-    nested = [changed(part, loss=name) for part in flags
-              for name in dict.fromkeys(getattr(part, flag) for flag in nested_flags(part.loss))]
-    return [*flags, *nested]
+def files(part):
+    """The files of --loss, a single name, and of the losses inside it; none for a loss of a library."""
+    names = [part.loss, *(getattr(part, flag) for flag in nested_flags(part.loss))]
+    return [criteria.CRITERIA[name] for name in names if name in criteria.CRITERIA]
 
 
 def takes_miner(part):
-    """Whether a loss, or one inside it, takes a miner."""
-    losses = [one.loss for one in with_nested_losses([part]) if not one.loss.startswith(torch_losses.PREFIX)]
-    return any(getattr(criteria.CRITERIA.get(loss), 'REQUIRES_BATCHMINER', True) for loss in losses)
+    """Whether --loss, a single name, or a loss inside it, takes a miner, so that one is built for it."""
+    return part.loss.startswith(pml.PREFIX) or any(loss.REQUIRES_BATCHMINER for loss in files(part))
 
 
-def with_used_miners(opt):
-    """The flags with --batch_mining none for each loss of a sum that takes no miner, so that none is built for it."""
-    flags = parts(opt)
-    takes = [takes_miner(part) for part in flags]
-    if any(takes) or all(part.batch_mining == 'none' for part in flags):
-        note(opt, 'batch_mining')
-    used = [part.batch_mining if is_used else 'none' for part, is_used in zip(flags, takes, strict=True)]
-    return changed(opt, batch_mining='+'.join(used))
+def has_own_distance(opt):
+    """Whether a loss defines a distance by which evaluation ranks."""
+    return any(hasattr(loss.Criterion, 'ranking_embeddings') for part in parts(opt) for loss in files(part))
+
+
+def check_miner(opt, miner):
+    """Raises UserError if --loss, a single name, lacks a miner, or takes only other miners. miner: or None."""
+    loss = criteria.CRITERIA.get(opt.loss)                                       # None for a library, which takes all
+    if not getattr(loss, 'REQUIRES_BATCHMINER', False):
+        return
+    allowed = loss.ALLOWED_MINING_OPS
+    if miner is None:
+        names = ', '.join(name for name in allowed or ['any but none'] if name != 'none')
+        raise UserError(f'--loss {opt.loss} needs a miner: set --batch_mining ({names})')
+    if allowed is not None and opt.batch_mining not in allowed:
+        raise UserError(f'--loss {opt.loss} does not work with --batch_mining {opt.batch_mining}; choose from '
+                        f'{", ".join(allowed)}')

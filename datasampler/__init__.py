@@ -92,7 +92,7 @@ def select(opt, images, criterion=None):
     """
     module = choose(SAMPLERS, opt.data_sampler, '--data_sampler')
     required = []
-    if getattr(module, 'REQUIRES_STORAGE', False) and not public.is_sampler(module):
+    if getattr(module, 'REQUIRES_STORAGE', False) and not public.has_storage(module):
         required.append(Storage(opt, len(images.image_list)))
     if getattr(module, 'REQUIRES_HIERARCHY', False):
         required.append(images.superclasses)
@@ -107,7 +107,9 @@ def select(opt, images, criterion=None):
             raise
         raise UserError(f'--views {opt.views}: of --bs {opt.bs}, the sampler chooses {of_images.bs} images, which '
                         f'are its --bs: {error}') from None
-    return public.sampler(opt, sampler, images.image_list) if public.is_sampler(module) else sampler
+    if public.has_storage(module) and getattr(sampler, 'requires_storage', True):
+        return public.PublicSampler(opt, sampler, images.image_list)
+    return sampler
 
 
 def fill_storage(sampler, embed):

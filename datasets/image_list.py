@@ -47,8 +47,8 @@ def read(file, source_path, names=(), with_groups=False):
     if not numbered or not {'path', 'label'} <= set(columns):
         found = f'the columns {", ".join(columns)}' if numbered else 'no row'
         raise UserError(f'--csv {file}: expected a header with the columns path,label and one row per image, found '
-                        f'{found}; --csv_columns label=NAME reads another column, and docs/data.md has the optional '
-                        'ones')
+                        f'{found}; --csv_columns label=NAME reads another column; optional columns: superclass..., '
+                        f'{", ".join(COLUMNS[2:])}')
     of_boxes = boxes.columns_of(file, columns)
     check_columns(file, columns, of_boxes)
     check_line_breaks(file, numbered, of_boxes)

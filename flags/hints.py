@@ -46,7 +46,10 @@ HERE = {
     '--evaluate RUN_FOLDER': 'test_only eval_only evaluate_only',
     '--config FILE; --reproduce_results FOLDER takes the files of powerful-benchmarker':
         'config_general config_models config_optimizers config_loss_and_miners config_transforms config_dataset',
-    'Hyperparameter_Search.py': 'bayesian_optimization_n_iter',
+    'Hyperparameter_Search.py': 'bayesian_optimization_n_iter bayes_opt_iters',
+    '--split_scheme and --n_folds': 'split_manager',
+    '--loss_multisimilarity_thresh or --loss_dr_multisimilarity_thresh': 'ms_thresh',
+    'the test classes are always evaluated (--untrained: also before training)': 'splits_to_eval',
 }
 HERE_OF = {name: here for here, names in HERE.items() for name in names.split()}
 

@@ -67,7 +67,6 @@ def planned_run(arguments, parser=None):
     recorded = configuration.recorded_settings(opt)
     settings = {name: value for name, value in recorded.items() if name not in chosen}
     parts.check_names(opt)
-    parts.draft(opt)                                              # refuses what does not go together
     shown = run_folder.without_secrets(arguments, parameters.flags_with('secret'))
     return Planned(shown, settings, Path(opt.save_path) / opt.dataset, run_folder.savename(opt),
                    configuration.secret_variables(opt), chosen, parameters.beside_settings(),

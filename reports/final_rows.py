@@ -160,8 +160,9 @@ def compare(old, new, metrics, digits=1):
     for (dataset, group, name, one, other), change, p in zip(found, changes, p_values, strict=True):
         means = [tables.printed(float(np.mean(list(values.values()))), name, digits) for values in (one, other)]
         text = differences.difference_text(change.mean, change.interval, name, digits)
+        p_text = '' if math.isnan(p) else significance.p_text(p).removeprefix('= ')
         cells.append([naming.dataset(dataset), naming.method(group), titles.metric(name), *means,
-                      f'**{text}**' if p < 0.05 else text, '' if math.isnan(p) else f'{p:.3f}'])
+                      f'**{text}**' if p < 0.05 else text, p_text])
     beyond = sum(p < 0.05 for p in p_values)
     lines = [text_tables.markdown(['data set', 'method', 'metric', 'old', 'new', 'difference', 'p'], cells), '',
              f'{len(found)} differences, {beyond} of them larger than seeds explain (bold: p < 0.05, corrected by '

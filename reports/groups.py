@@ -1,5 +1,6 @@
 """Runs -> groups of the seeds of one setting on one data set, and notes on the runs that are left out."""
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import parameters
 from records.reading import FINISHED
@@ -76,7 +77,7 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
         group.expected = set(seeds) or planned.get((group.dataset, group.name)) or {
             run.seed for other in groups if other.data == group.data for run in other.runs}
         if group.missing:
-            place = group.dataset if group.data == group.dataset else naming.dataset(group.data)
+            place = naming.dataset(group.data) if {'@', '+'} & {*group.data} else group.data
             notes.append(f'{group.name} on {place}: seed(s) {", ".join(map(str, group.missing))} missing')
     notes += about_test_sets + separate_views(groups)
     if planned:
@@ -147,9 +148,10 @@ def separate_test_sets(groups):
             if group.runs:
                 by_test.setdefault(group.test, []).append(group.name)
         known = [test for test in by_test if test]
+        name = name_of_data(dataset, members)
         for group in members:                                # one without runs is shown on the first test set
             test = group.test if group.runs else next(iter(by_test), None)
-            group.data = f'{dataset}@{test or naming.UNKNOWN}' if len(known) > 1 else dataset
+            group.data = f'{name}@{test or naming.UNKNOWN}' if len(known) > 1 else name
         if len(known) > 1:
             notes.append(f'{dataset}: different test sets, listed separately, by the beginnings of their hashes: '
                          + '; '.join(f'{naming.short_hash(test or naming.UNKNOWN)}{source_of(members, test)}: '
@@ -161,6 +163,13 @@ def separate_test_sets(groups):
                   'for the others' for group in members
                   if group.test and (unknown := [run.name for run in group.runs if not run.test_set])]
     return notes
+
+
+def name_of_data(dataset, groups):
+    """The name of a data set in tables: for `folder`, that of the folder, if all runs of the groups have the same."""
+    folders = {Path(run.flags.get('source_path') or '').name for group in groups for run in group.runs}
+    is_one = dataset == 'folder' and len(folders) == 1 and not {'@', '+'} & set(''.join(folders))
+    return folders.pop() or dataset if is_one else dataset
 
 
 def source_of(groups, test):

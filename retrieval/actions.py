@@ -56,7 +56,7 @@ METRICS = ('evaluation_metrics', 'bootstrap', *DRAWS)
 ACTIONS = {
     'metrics': Action('print the metrics of the evaluated splits; the default', metrics),
     'codes': Action('compare short codes of the embeddings by quality, bytes and time', codes.work, codes.flags,
-                    METRICS),
+                    (*METRICS, *codes.WITHOUT)),
     'open_set': Action('measure how well queries of unknown classes are recognised, and calibrate a threshold',
                        open_set.work, open_set.flags, (*METRICS, *open_set.WITHOUT)),
     'rerank': Action('compute the metrics after re-ranking', reranking.work, reranking.flags, DRAWS),

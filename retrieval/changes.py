@@ -6,51 +6,54 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets import decoding
 from records import lock
 from retrieval import loading, search, store, unknown
-from retrieval.codes import to_int8
 from retrieval.index import Index
 from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary, require_writable, write_text
 
 SECONDS = 10                 # seconds of embedding that a kill can lose
-GROWTH = 2                   # the search of a large index is chosen again when the index has grown by this factor
+GROWTH = 2                   # faiss is fitted again when the index has grown by this factor
 UNREADABLE = 'unreadable.txt'
 
 
-def create(folder, network, recall=0.95, threshold=None, codes='float32'):
+def create(folder, network, recall=0.95, threshold=None, codes=''):
     """
-    Makes an index for the embeddings of `network`, if it does not exist yet. Raises UserError if the folder is
-    something else, or an index made by another network.
+    Makes an index for the embeddings of `network`, if it does not exist yet; else changes what differs, which takes
+    effect in the next add(). Raises UserError if the folder is something else, or an index made by another network.
 
-    recall: for search.LARGE images or more, the fraction of the exact ten nearest that an approximate search must find;
-            with 1, search is exact. A change of an existing index takes effect in the next add().
+    recall:    the fraction of the exact ten nearest that an approximate search should find; with 1, without `codes`,
+               search is exact.
     threshold: None: the thresholds of the network's run, if it has some; or the similarity below which a query is
-            unknown; or 'none': no query is unknown.
-    codes:  float32, the embeddings themselves, or int8, codes of about a quarter of their size.
+               unknown; or 'none': no query is unknown.
+    codes:     faiss's string for the search; '': by the number of images.
     """
     folder = Path(folder)
-    open_set = network.open_set if threshold is None else None if threshold == 'none' else unknown.by_hand(threshold)
-    if (folder / store.NAME).exists():
-        with lock.held(folder):
-            index = Index(folder)
-            index.require(network)
-            if codes != index.codes:
-                raise UserError(f'--codes {codes}: the index {folder} stores {index.codes}; give '
-                                f'--codes {index.codes}, or another folder with --out')
-            content = index.content
-            if recall != content['recall']:
-                content = content | {'recall': recall, 'search': content['search'] | {'n_images': 0}}
-            if (open_set or threshold) and open_set != content.get('open_set'):
-                content = {name: part for name, part in content.items() if name != 'open_set'}
-                content |= {'open_set': open_set} if open_set else {}
-            if content != index.content:
-                store.write(folder, content)
-    elif folder.exists() and (not folder.is_dir() or any(not file.name.startswith('.') for file in folder.iterdir())):
-        raise UserError(f'--out {folder}: it exists and is no index; give a new folder')
-    else:
+    open_set = network.open_set
+    if threshold is not None:
+        open_set = None if threshold == 'none' else unknown.by_hand(threshold)
+    if not (folder / store.NAME).exists():
+        if folder.exists() and (not folder.is_dir() or any(not file.name.startswith('.') for file in folder.iterdir())):
+            raise UserError(f'--out {folder}: it exists and is no index; give a new folder')
         store.create(folder, network, recall, open_set, codes)
+        return
+    with lock.held(folder):
+        index = Index(folder)
+        index.require(network)
+        content = index.content | {'recall': recall, 'codes': codes}
+        if open_set or threshold:
+            content['open_set'] = open_set
+        if content != index.content:
+            store.write(folder, content)
+
+
+def record(path):
+    """[path, size, time of modification] of a file; None where it cannot be read."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    return [path, state.st_size, state.st_mtime_ns]
 
 
 def add(folder, network, transform, paths, bs=112, kernels=0):
@@ -65,72 +68,51 @@ def add(folder, network, transform, paths, bs=112, kernels=0):
         index = Index(folder)
         index.require(network)
         require_writable(Path(folder) / store.NAME, 'index')
-        states = {}
         known = dict(zip(index.paths, index.photos, strict=True))
-        unreadable = {}
-        for path in paths:
-            try:
-                state = os.stat(path)
-            except OSError as error:
-                unreadable[path] = f'{decoding.shown(path)}: {error.strerror}'
-                continue
-            if known.get(path) != [path, state.st_size, state.st_mtime_ns]:
-                states[path] = [path, state.st_size, state.st_mtime_ns]
-        changed = states.keys() & known.keys()
-        if changed:
-            keep(index, [path not in changed for path in index.paths])
-        unreadable |= fill(Index(folder), network, transform, states, bs, kernels)
-        refit(Index(folder))
+        new = {path: record(path) for path in paths}
+        new = {path: now for path, now in new.items() if path not in known or now not in (None, known[path])}
+        if new.keys() & known.keys():
+            keep(index, [path not in new for path in index.paths])
+        unreadable = fill(folder, network, transform, new, bs, kernels)
         write_text(Path(folder) / UNREADABLE, ''.join(f'{reason}\n' for reason in unreadable.values()))
+        refresh(folder)
         return Index(folder), unreadable
 
 
-def fill(index, network, transform, states, bs, kernels):
-    """Embeds and adds images, {path: its record}; returns {path: reason} for images that cannot be read."""
-    paths = list(states)
-    content = index.content
-    pending = []
-    saved = time.monotonic()
-    unreadable = {}
-    centroids = index.array('centroids', np.float32, content['dim'] or 0)
-
-    def save():
-        nonlocal content, saved
-        if pending:
-            rows, found = zip(*pending, strict=True)
-            content = extended(index.folder, content, [states[paths[i]] for part in rows for i in part],
-                               np.concatenate(found), centroids)
-        pending.clear()
-        saved = time.monotonic()
-
+def fill(folder, network, transform, records, bs, kernels):
+    """Embeds and adds images, {path: record()}; returns {path: reason} for images that cannot be read."""
+    paths, content, unreadable = [*records], store.read(folder), {}
+    photos, points, saved = [], [], time.monotonic()
     try:
         for rows, found, broken in loading.embedded(network, transform, paths, bs, kernels):
-            unreadable |= {paths[i]: reason for i, reason in broken.items()}
-            if rows:
-                bad = ~np.isfinite(found).all(axis=1)
-                if bad.any():
-                    raise RunFailed(f'the embedding of {paths[rows[int(bad.argmax())]]} is not finite; the network of '
-                                    f'{network.source} cannot be used')
-                pending.append((rows, found))
-            if time.monotonic() - saved >= SECONDS:
-                save()
+            unreadable |= {paths[row]: reason for row, reason in broken.items()}
+            if rows and not np.isfinite(found).all():
+                bad = int(np.isfinite(found).all(axis=1).argmin())
+                raise RunFailed(f'the embedding of {paths[rows[bad]]} is not finite; the network of {network.source} '
+                                'cannot be used')
+            photos += [records[paths[row]] or [paths[row], 0, 0] for row in rows]
+            points += [found] if rows else []
+            if photos and time.monotonic() - saved >= SECONDS:
+                content = append(folder, content, photos, np.concatenate(points))
+                photos, points, saved = [], [], time.monotonic()
     finally:
-        save()                                               # after Ctrl-C as well
+        if photos:                                           # after Ctrl-C as well
+            append(folder, content, photos, np.concatenate(points))
     return unreadable
 
 
-def extended(folder, content, photos, embeddings, centroids):
-    """The content of the index after some images were added to its files."""
-    lines = ''.join(json.dumps(photo) + '\n' for photo in photos).encode()
-    stored = to_int8(embeddings) if 'codes' in content else embeddings
-    rows = {'embeddings': as_bytes(stored), 'photos': lines}
-    if len(centroids):
-        rows['cells'] = as_bytes(search.nearest_cells(embeddings, centroids))
-    return store.append(folder, content | {'dim': embeddings.shape[1]}, len(photos), **rows)
+def append(folder, content, photos, embeddings):
+    """Adds images, their records and embeddings [n, D]; returns the content of the index."""
+    content = content | {'dim': embeddings.shape[1], 'n_images': content['n_images'] + len(photos)}
+    return store.put(folder, content, embeddings=as_bytes(embeddings), photos=as_lines(photos))
 
 
 def as_bytes(array):
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def as_lines(photos):
+    return ''.join(json.dumps(photo) + '\n' for photo in photos).encode()
 
 
 def remove(folder, places=(), missing=False):
@@ -152,25 +134,39 @@ def remove(folder, places=(), missing=False):
             raise UserError(f'{folder}: the index has no image in {", ".join(map(str, places))}'
                             + (f'; its first is {index.paths[0]}' if len(index) else ''))
         keep(index, kept)
+        refresh(folder)
         return Index(folder), kept.count(False)
 
 
 def keep(index, kept):
     """Removes the images that are not `kept`, [N] bool, from the files of the index."""
-    kept = np.array(kept)
-    lines = ''.join(json.dumps(photo) + '\n' for photo, keep in zip(index.photos, kept, strict=True) if keep).encode()
-    rows = {'embeddings': as_bytes(index.stored[kept]), 'photos': lines}
-    if index.content['search']['n_cells']:
-        rows['cells'] = as_bytes(index.array('cells', np.int32, 1)[kept])
-    store.replace(index.folder, index.content, int(kept.sum()), **rows)
+    photos = [photo for photo, is_kept in zip(index.photos, kept, strict=True) if is_kept]
+    store.put(index.folder, index.content | {'n_images': len(photos)}, replaced=('embeddings', 'photos'),
+              embeddings=as_bytes(index.embeddings[np.array(kept)]), photos=as_lines(photos))
 
 
-def refit(index):
-    """Chooses the search of a large index, if that was not done yet or the index has grown by GROWTH since."""
-    if len(index) < max(search.LARGE, GROWTH * index.content['search']['n_images']):
-        return
-    how, centroids, cells = search.train(index.embeddings, index.content['recall'])
-    files = {kind: file for kind, file in index.content['files'].items() if kind not in ('centroids', 'cells')}
-    rows = {} if centroids is None else {'centroids': as_bytes(centroids), 'cells': as_bytes(cells)}
-    content = index.content | {'search': how, 'files': files, 'generation': index.content['generation'] + 1}
-    store.append(index.folder, content, 0, **rows)
+def refresh(folder):
+    """Brings faiss's search to the images of the index: adds them, or fits it anew where it is new or has grown."""
+    index = Index(folder)
+    content, how, asked = index.content, index.content['search'], [index.content['codes'], index.content['recall']]
+    factory = search.chosen(*asked, len(index))
+    if not factory:
+        if how:
+            store.put(folder, content | {'search': {}}, replaced=['search'])
+    elif how.get('asked') != asked or len(index) >= GROWTH * how['n_images']:
+        found, recall = search.fit(index.embeddings, factory, content['recall'])
+        is_better = content['codes'] or recall >= content['recall']
+        write_search(index, found, {'asked': asked, 'factory': factory if is_better else '', 'recall': recall,
+                                    'n_images': len(index)})
+    elif how['factory'] and index.approximate is None:
+        found = search.opened(index.files['search'])
+        if how['embeddings'] != content['files']['embeddings']['name']:                # images were removed
+            found.reset()
+        search.add(found, factory, index.embeddings[found.ntotal:])
+        write_search(index, found, how)
+
+
+def write_search(index, found, how):
+    content = index.content | {'search': how | {'embeddings': index.content['files']['embeddings']['name']}}
+    rows = {'search': search.as_bytes(found)} if how['factory'] else {}
+    store.put(index.folder, content, replaced=['search'], **rows)

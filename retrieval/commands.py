@@ -26,6 +26,8 @@ def index(opt):
     network, transform = loading.load(opt.run, opt.device)
     if network.no_threshold and opt.threshold is None:
         print(f'Note: no query will be called unknown: {network.no_threshold}', file=sys.stderr)
+    if opt.codes:
+        search.built(opt.codes, network.width)               # before the work
     changes.create(opt.out, network, opt.recall, opt.threshold, opt.codes)
     extend(opt, opt.out, network, transform, paths)
 

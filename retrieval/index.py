@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from evaluation.ranking.nearest_rows import MORE, measured, nearest
+from evaluation.ranking.nearest_rows import faiss_or_none, nearest
 from retrieval import search, store, unknown, vote
-from retrieval.codes import Int8
 from retrieval.loading import load
 from utilities.errors import UserError
 
@@ -25,9 +24,7 @@ class Index:
 
     paths:      list of N absolute paths.
     open_set:   the thresholds below which a query is unknown (unknown.py); None: no query is.
-    embeddings: [N, D] float32 array, mapped into memory; in an index of codes, a retrieval.codes.Int8, whose rows are
-                decoded by indexing, and numpy.asarray() of which decodes all.
-    stored:     what the file of the embeddings holds: embeddings, or codes [N, D + 4] uint8.
+    embeddings: [N, D] float32 array, mapped into memory.
     run:        the run folder or checkpoint whose network made the embeddings; network_id: its Network.id.
 
     Raises UserError where `folder` is no index, or is damaged.
@@ -35,17 +32,11 @@ class Index:
 
     def __init__(self, folder, device='cpu'):
         self.folder, self.device = Path(folder), torch.device(device)
-        self.stamp = store.stamp(folder)                     # before the content, which may be replaced at any moment
         self.content = store.read(folder)
         self.run, self.network_id = self.content['run'], self.content['network_id']
         self.open_set = self.content.get('open_set')
-        self.files = store.load(folder, self.content)
-        self.codes, dim = self.content.get('codes', 'float32'), self.content['dim'] or 0
-        if self.codes == 'int8':
-            self.stored = self.array('embeddings', np.uint8, dim + 4)
-            self.embeddings = Int8(self.stored)
-        else:
-            self.stored = self.embeddings = self.array('embeddings', np.float32, dim)
+        self.files = {kind: store.mapped(folder, self.content['files'].get(kind)) for kind in store.KINDS}
+        self.embeddings = self.array('embeddings', np.float32, self.content['dim'] or 0)
         if len(self.embeddings) != self.content['n_images']:
             raise UserError(f'{folder}: damaged: the numbers of embeddings and of images differ; make it again')
 
@@ -54,16 +45,18 @@ class Index:
 
     def is_current(self):
         """Whether the folder is as it was when it was opened: the same index, without additions and removals since."""
-        return store.stamp(self.folder) == self.stamp
+        try:
+            return store.read(self.folder) == self.content
+        except UserError:
+            return False
 
     def __str__(self):
-        how, images = self.content['search'], f'{self.folder}: {len(self):,} images'
         told = f'; {unknown.described(self.open_set, len(self))}' if self.open_set else ''
-        images += '' if self.codes == 'float32' else f' as {self.codes} codes'
-        if not how['n_cells']:
-            return f'{images}, exact search{told}'
-        return (f'{images}, an inverted file of {how["n_cells"]:,} cells, of which a query visits {how["n_visited"]}: '
-                f'finds {how["recall"]:.1%} of the exact {search.N_NEAREST} nearest{told}')
+        how = 'exact search'
+        if self.approximate is not None:
+            found = self.content['search']
+            how = f'searched by {found["factory"]}: finds {found["recall"]:.1%} of the exact {search.N_NEAREST} nearest'
+        return f'{self.folder}: {len(self):,} images, {how}{told}'
 
     def array(self, kind, dtype, n_columns):
         data = self.files[kind]
@@ -109,25 +102,21 @@ class Index:
                         f'run folder or checkpoint that made it (it was {self.run}), or make a new index')
 
     @functools.cached_property
-    def inverted_file(self):
-        """faiss's index; None where search is exact."""
-        how = self.content['search']
-        if not how['n_cells'] or self.device.type != 'cpu' or search.faiss_or_none() is None:
+    def approximate(self):
+        """faiss's index of the images; None where search is exact, as while images are added or removed."""
+        how, files = self.content['search'], self.content['files']
+        if not how.get('factory') or self.device.type != 'cpu' or faiss_or_none() is None:
             return None
-        cells = self.array('cells', np.int32, 1)[:, 0]
-        centroids = self.array('centroids', np.float32, self.content['dim'] or 0)
-        n_cells = how['n_cells']
-        if (len(cells) != len(self) or len(centroids) != n_cells or not 0 < how['n_visited'] <= n_cells
-                or not 0 <= cells.min(initial=0) <= cells.max(initial=0) < n_cells):       # faiss does not check it
-            raise UserError(f'{self.folder}: damaged: its inverted file; make it again')
-        return search.inverted_file(self.embeddings, centroids, cells, how['n_visited'])
+        found = search.opened(self.files['search']) if how['embeddings'] == files['embeddings']['name'] else None
+        is_current = found is not None and (found.ntotal, found.d) == self.embeddings.shape
+        return found if is_current else None
 
     @functools.cached_property
     def gallery(self):
         """The embeddings, on the device of exact search."""
         if self.device.type == 'cpu':
             return self.embeddings
-        return torch.tensor(np.asarray(self.embeddings), device=self.device)
+        return torch.tensor(self.embeddings, device=self.device)
 
     def nearest(self, embeddings, k=10):
         """
@@ -152,10 +141,10 @@ class Index:
         return rows, distances
 
     def nearest_to_some(self, queries, k):
-        if self.inverted_file:
-            rows = self.inverted_file.search(queries, min(k + MORE, len(self)))[1]
-            if (rows >= 0).all():                            # the cells that a query visits may have fewer images
-                return measured(self.embeddings, queries, rows, k)
+        if self.approximate is not None:
+            found = search.nearest(self.approximate, self.embeddings, queries, k)
+            if found is not None:                            # the cells that a query visits may have fewer images
+                return found
         return nearest(self.embeddings, queries, k, self.gallery, self.device)
 
     def query(self, embeddings, k=10):

@@ -51,6 +51,11 @@ class Network(torch.nn.Module):
     def device(self):
         return self.model.mean.device
 
+    @property
+    def width(self):
+        """The dimension of the embeddings."""
+        return self.model.n_features if self.settings['eval_features'] else self.settings['embed_dim']
+
     def forward(self, images):
         shape = list(images.shape)
         expected = [3, *sides(self.input_size)]
@@ -171,8 +176,7 @@ def embed(network, transform, images, bs=112, kernels=0):
     """
     if isinstance(images, str | os.PathLike) or hasattr(images, 'getexif'):
         images = [images]
-    width = network.model.n_features if network.settings['eval_features'] else network.settings['embed_dim']
-    found = [np.empty((0, width), np.float32)]
+    found = [np.empty((0, network.width), np.float32)]
     for _, embeddings, broken in embedded(network, transform, images, bs, kernels):
         if broken:
             raise UserError(next(iter(broken.values())))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import parts
+import criteria
 from evaluation import retrieval
 from retrieval import loading, unknown
 from utilities import device, plotting
@@ -52,7 +52,7 @@ def flags(parser):
 
 
 def work(opt):
-    if parts.ranks(opt):
+    if criteria.has_own_distance(opt):
         raise UserError(f'pairs: --loss {opt.loss} ranks by a distance of its own, which pairs does not know')
     for flag in ('rows', 'picture'):
         if getattr(opt, flag):

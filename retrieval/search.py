@@ -1,74 +1,113 @@
-"""The nearest rows of a matrix of embeddings: exactly, or in an inverted file whose recall was measured."""
+"""The approximate search of an index by faiss: of any `index_factory` string, or the cells of an inverted file."""
+import contextlib
+
 import numpy as np
 from tqdm import tqdm
 
-from evaluation.ranking.nearest_rows import ROWS, exact, faiss_or_none
+from evaluation.ranking.nearest_rows import MORE, ROWS, exact, faiss_or_none, measured
+from utilities.errors import UserError
 
-# how an index is searched: n_cells of an inverted file, 0 for exact search; n_images when this was chosen
-EXACT = {'n_cells': 0, 'n_visited': 0, 'recall': 1.0, 'n_images': 0}
 LARGE = 200_000              # number of images from which on an inverted file is tried
-N_QUERIES = 500              # queries that measure its recall
+N_QUERIES = 500              # queries that measure the recall
 N_NEAREST = 10               # images that each query should find
-PER_CELL = 64                # images per cell that k-means is fitted to
-N_ITERATIONS = 10            # iterations of k-means
+N_TRAIN = 100_000            # images that faiss is fitted to at most
+CANDIDATES = 100             # images that faiss finds at least, which are ranked by their embeddings
 
 
-def nearest_cells(points, centroids):
-    """[n] int32: the cell of each point, given by the nearest centroid."""
-    return exact(centroids, points, 1)[:, 0].astype(np.int32)
+@contextlib.contextmanager
+def reported(factory):
+    """In the block, what faiss does not accept becomes a UserError with its reason."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).rpartition("' failed: ")[2].rpartition(': ')[2].strip()
+        raise UserError(f'codes {factory}: {reason} (faiss)') from None
 
 
-def train(gallery, least):
+def chosen(codes, recall, n_images):
     """
-    An inverted file (Jegou et al., Product Quantization for Nearest Neighbor Search, TPAMI 2011): k-means divides the
-    gallery [N, D] into √N cells, and a query is compared with the images of the nearest cells only.
-
-    Returns {'n_cells', 'n_visited', 'recall', 'n_images'}, centroids [C, D] and cells [N]. n_visited is the smallest
-    power of two at which `recall`, the fraction of the exact ten nearest that is found, is `least` or more. If that
-    takes more than a quarter of the cells, exact search is hardly slower; then, and without faiss, EXACT is returned,
-    and None in place of the arrays.
+    faiss's string for the search of so many images; '' for exact search. By default, that is the inverted file of
+    Jegou et al., Product Quantization for Nearest Neighbor Search, TPAMI 2011, of √N cells, from LARGE images on.
     """
+    if faiss_or_none() is None or not n_images:
+        return ''
+    return codes or (f'IVF{int(n_images ** 0.5)},Flat' if n_images >= LARGE and recall < 1 else '')
+
+
+def opened(data):
+    """faiss's index in the bytes of as_bytes()."""
+    try:
+        return faiss_or_none().deserialize_index(data)
+    except RuntimeError as error:
+        raise UserError(f'the search of the index cannot be read ({error}); make the index again') from None
+
+
+def as_bytes(index):
+    return faiss_or_none().serialize_index(index)
+
+
+def built(factory, dim):
+    """faiss's empty index of dim dimensions. Raises UserError for a string that faiss or the dimensions do not fit."""
     faiss = faiss_or_none()
-    without = (EXACT | {'n_images': len(gallery)}, None, None)
-    if faiss is None or least == 1:
-        return without
-    n_cells = int(len(gallery) ** 0.5)
-    random = np.random.default_rng(0)
-    kmeans = faiss.Kmeans(gallery.shape[1], n_cells, niter=N_ITERATIONS, seed=0)
-    kmeans.train(gallery[np.sort(random.permutation(len(gallery))[:PER_CELL * n_cells])])
-    chunks = range(0, len(gallery), ROWS)
-    cells = np.concatenate([nearest_cells(gallery[start:start + ROWS], kmeans.centroids)
-                            for start in tqdm(chunks, desc='sorting into cells', leave=False, disable=None)])
-    index = inverted_file(gallery, kmeans.centroids, cells)
-    samples = np.sort(random.permutation(len(gallery))[:N_QUERIES])
-    queries = gallery[samples]
+    if faiss is None:
+        raise UserError(f'codes {factory}: it needs faiss: pip install faiss-cpu')
+    with reported(factory):
+        index = faiss.index_factory(dim, factory)
+    for part in (index, getattr(index, 'pq', None)):
+        if hasattr(part, 'cp'):
+            part.cp.min_points_per_centroid = 1              # otherwise faiss prints a warning for few images
+    return index
+
+
+def trained(factory, points):
+    """The empty index, fitted to the `points` [n, D]. Raises UserError where they are too few."""
+    index = built(factory, points.shape[1])
+    sample = np.sort(np.random.default_rng(0).permutation(len(points))[:N_TRAIN])
+    with reported(factory):
+        index.train(np.ascontiguousarray(points[sample]))
+    return index
+
+
+def add(index, factory, points):
+    with reported(factory):
+        for start in tqdm(range(0, len(points), ROWS), desc='add to the search', leave=False, disable=None):
+            index.add(np.ascontiguousarray(points[start:start + ROWS]))
+
+
+def nearest(index, gallery, queries, k):
+    """
+    As nearest_rows.nearest(), among the candidates of faiss's `index`; None where it finds fewer than k for a
+    query, as where a query visits few cells.
+    """
+    rows = index.search(queries, min(max(k + MORE, CANDIDATES), len(gallery)))[1]
+    if (rows[:, :min(k, len(gallery))] < 0).any():
+        return None
+    return measured(gallery, queries, rows, k)
+
+
+def fit(gallery, factory, least):
+    """
+    faiss's index of the gallery [N, D] and its recall: the fraction of the exact ten nearest that it finds. Of the
+    cells of an inverted file, a query visits 1, 2, 4 ... until the recall is `least`, but at most a quarter of them.
+    """
+    index = trained(factory, gallery)
+    add(index, factory, gallery)
+    samples = np.sort(np.random.default_rng(0).permutation(len(gallery))[:N_QUERIES])
+    queries = np.ascontiguousarray(gallery[samples])
     truth = exact(gallery, queries, N_NEAREST + 1)
-    for power in range(n_cells.bit_length()):
-        index.nprobe = 2 ** power
-        if index.nprobe > n_cells / 4:
-            return without
-        recall = overlap(truth, index.search(queries, N_NEAREST + 1)[1], samples)
-        if recall >= least:
-            return {'n_cells': n_cells, 'n_visited': index.nprobe, 'recall': recall,
-                    'n_images': len(gallery)}, kmeans.centroids, cells
+    cells = faiss_or_none().try_extract_index_ivf(index)
+    n_visited = 1
+    while True:
+        if cells is not None:
+            cells.nprobe = n_visited
+        recall = overlap(truth, index.search(queries, CANDIDATES)[1], samples)
+        n_visited *= 2
+        if recall >= least or cells is None or n_visited > cells.nlist / 4:
+            return index, recall
 
 
 def overlap(truth, found, samples):
-    """The fraction of the rows in `truth` that are in `found`, [Q, k] each, without the queries themselves."""
+    """The fraction of the rows in `truth` [Q, k] that are in `found` [Q, n], without the queries themselves."""
     others = truth != samples[:, None]
     hits = np.stack([np.isin(one, other) for one, other in zip(truth, found, strict=True)])
     return float(hits[others].mean())
-
-
-def inverted_file(gallery, centroids, cells, n_visited=1):
-    """faiss's index of these cells; it has a copy of the gallery."""
-    import faiss
-    dim = gallery.shape[1]
-    index = faiss.IndexIVFFlat(faiss.IndexFlatL2(dim), dim, len(centroids))
-    index.quantizer.add(np.ascontiguousarray(centroids))
-    index.is_trained = True
-    index.nprobe = n_visited
-    for start in range(0, len(gallery), ROWS):
-        part, own = gallery[start:start + ROWS], cells[start:start + ROWS].astype(np.int64)
-        index.add_core(len(part), faiss.swig_ptr(np.ascontiguousarray(part)), None, faiss.swig_ptr(own))
-    return index

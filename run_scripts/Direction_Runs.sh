@@ -18,7 +18,7 @@ for data in CUB CARS InShop; do
     }
     triplet=(--loss dr_triplet --batch_mining all --loss_dr_triplet_margin 0.2781877469005122
              --bs 128 --samples_per_class 16 --lr 0.00001 --decay 0)
-    proxynca=(--loss dr_proxynca --bs 144 --samples_per_class 12 --lr 0.00001 --decay 0)
+    proxynca=(--loss dr_proxynca --loss_dr_proxynca_lrmulti 1 --bs 144 --samples_per_class 12 --lr 0.00001 --decay 0)
     ms=(--loss dr_multisimilarity --loss_dr_multisimilarity_pos_weight 2 --loss_dr_multisimilarity_neg_weight 50
         --loss_dr_multisimilarity_thresh 0.6 --bs 80 --samples_per_class 5 --lr 0.00003 --decay 0.005)
 

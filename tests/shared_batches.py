@@ -122,10 +122,10 @@ class AsksForAll(torch.nn.Module):
     def optimizers(self):
         return [self.optimizer]
 
-    def forward(self, batch, images, indices, step, epoch, avg_batch_features):
-        assert len(batch) == len(images) == len(indices) == len(avg_batch_features) and epoch == (step - 1) // 4 + 1
+    def forward(self, batch, images, indices, step, epoch, batch_features):
+        assert len(batch) == len(images) == len(indices) == len(batch_features) and epoch == (step - 1) // 4 + 1
         colours = images.mean(dim=(2, 3)) * (1 + indices[:, None] / 36)
-        return (self.scale * batch - self.head(colours)).square().mean() * step + avg_batch_features.tanh().mean()
+        return (self.scale * batch - self.head(colours)).square().mean() * step + batch_features.tanh().mean()
 
 
 class Images(torch.utils.data.Dataset):

@@ -116,7 +116,7 @@ def built(command):
     opt = configuration.parse(shlex.split(command), parser=parser())
     opt.n_classes, opt.superclasses, opt.class_names = 4, [[0], [0], [1], [1]], list('abcd')
     opt.class_counts, opt.device, opt.n_features, opt.n_maps = [2] * 4, torch.device('cpu'), 2, 2
-    criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
+    criteria.select(opt, batch_mining.select(opt, criteria.takes_miner))
     return opt
 
 

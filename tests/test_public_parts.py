@@ -2,6 +2,9 @@
 import importlib
 import itertools
 import re
+import shutil
+import subprocess
+import sys
 import uuid
 
 import numpy as np
@@ -13,7 +16,7 @@ import batch_mining
 import batchminer
 import criteria
 import datasampler
-from tests.helpers import GPU, images_of
+from tests.helpers import GPU, ROOT, images_of
 from tests.test_main import OwnCriterion, OwnMiner
 from utilities.errors import UserError
 
@@ -247,107 +250,6 @@ def test_a_criterion_that_does_not_import_the_registry_gets_triplets_that_it_can
     assert np.isfinite(value(opt, loss='own', batch_mining='semihard'))
 
 
-INSIDE = IMPORTS.replace('True, False', 'False, True') + '''
-import batchminer as bmine
-import criteria
-ALLOWED_MINING_OPS = None
-
-class Criterion(torch.nn.Module):
-    def __init__(self, opt):
-        super().__init__()
-        target = criteria.select({inner!r}, opt, batchminer=bmine.select(opt.batch_mining, opt))
-        same, groups = criteria.select({inner!r}, opt, [{{'params': []}}], bmine.select(opt.batch_mining, opt))
-        assert type(same) is type(target) and len(groups) == 1 + bool(list(same.parameters()))
-        self.target, self.lr = target, opt.lr
-
-    def forward(self, batch, labels, batch_features, f_embed, **kwargs):
-        return self.target(batch, labels, batch_features=batch_features, f_embed=f_embed, **kwargs)
-'''
-
-
-@pytest.mark.parametrize('inner, miner', [('margin', 'semihard'), ('npair', 'npair'), ('multisimilarity', 'none')])
-def test_a_criterion_of_the_public_code_selects_a_criterion_and_a_miner_by_their_names(inner, miner, registered, opt):
-    registered(INSIDE.format(inner=inner))
-    ours, theirs = (value(opt, loss=loss, batch_mining=miner, miner_semihard_margin=0.2) for loss in (inner, 'own'))
-    assert theirs == pytest.approx(ours, rel=1e-5)
-
-
-def test_an_unknown_criterion_inside_another_is_named(registered, opt):
-    registered(INSIDE.format(inner='tripplet'))
-    with pytest.raises(UserError, match='criteria.select: tripplet: unknown; .*did you mean triplet'):
-        value(opt, loss='own', batch_mining='none')
-
-
-class WithDistances(OnTheCpu):
-    """A miner that may be given the distances of the batch."""
-
-    def __call__(self, batch, labels, distances=None):
-        triplets = super().__call__(batch, labels)
-        return triplets[:3] if distances is None else [[a, p, n] for a, p, n in triplets
-                                                       if distances[a, p] > distances[a, n]]
-
-
-def test_a_criterion_gives_its_miner_distances_and_gets_them(registered, opt, monkeypatch):
-    """`all` has no parameter `distances` and gives all triplets; the criterion then gets their number."""
-    distances = torch.cdist(BATCH, BATCH)
-    monkeypatch.setitem(batch_mining.BATCHMINERS, 'own', type('own', (), {'BatchMiner': WithDistances}))
-    registered(TRIPLES.replace('{convert}', 'labels').replace(
-        'self.batchminer(batch, labels)',
-        'self.batchminer(batch, labels, distances=torch.cdist(batch, batch).detach())'))
-    assert value(opt, loss='own', batch_mining='all') == pytest.approx(
-        value(opt, loss='triplet', batch_mining='all'), rel=1e-5)
-    a, p, n = torch.tensor(OnTheCpu(None)(BATCH, LABELS)).T
-    terms = (distances[a, p].square() - distances[a, n].square() + 0.2)[distances[a, p] > distances[a, n]]
-    assert value(opt, loss='own', batch_mining='own') == pytest.approx(terms.mean().item(), rel=1e-4)
-    triplets, found = batchminer.select('own', opt(loss='own'))(BATCH, LABELS, return_distances=True)
-    assert triplets == OnTheCpu(None)(BATCH, LABELS)[:3] and torch.allclose(found, distances, atol=1e-3)
-
-
-def test_the_margin_of_semihard_is_a_number_for_files_of_the_public_code(registered, opt, monkeypatch):
-    seen = []
-
-    class Reads(OnTheCpu):
-        def __init__(self, opt):
-            super().__init__(opt)
-            seen.append(opt.miner_semihard_margin)
-
-    monkeypatch.setitem(batch_mining.BATCHMINERS, 'own', type('own', (), {'BatchMiner': Reads}))
-    for loss, margin, expected in (('triplet', None, 0.3), ('multisimilarity', None, 0.1), ('npair', None, 0.2),
-                                   ('triplet', 0.7, 0.7)):
-        batch_mining.select(opt(loss=loss, batch_mining='own', miner_semihard_margin=margin, loss_triplet_margin=0.3))
-        assert seen.pop() == expected
-    registered(PROXIES.replace("self.par = opt", "self.par = opt; assert opt.miner_semihard_margin == 0.2"))
-    assert np.isfinite(value(opt, loss='own', batch_mining='none'))
-    ours = batch_mining.select(opt(loss='margin', batch_mining='semihard', loss_margin_margin=0.4))
-    assert ours.margin == 0.4 and ours.power == 1                                    # the loss's unit, as before
-
-
-FEATURES = IMPORTS.replace('True, False', 'False, False') + '''
-class Criterion(torch.nn.Module):
-    def __init__(self, opt):
-        super().__init__()
-
-    def forward(self, batch, labels, batch_features, avg_batch_features):
-        self.seen = batch_features, avg_batch_features
-        return batch.sum()
-'''
-
-
-def test_a_later_criterion_gets_maps_as_batch_features_and_pooled_ones_as_avg_batch_features(registered, opt):
-    registered(FEATURES)
-    maps, pooled = torch.rand(12, 4, 3, 3), torch.rand(12, 4)
-    flags = opt(loss='own', batch_mining='none', n_maps=4)
-    criterion = criteria.select(flags, None)
-    assert criteria.inputs(criterion) == {'feature_maps'}
-    criterion(batch=BATCH, labels=LABELS, batch_features=pooled, feature_maps=maps, step=1)
-    assert criterion.seen[0] is maps and criterion.seen[1] is pooled
-    flags.n_maps = None                                            # the network has none
-    criterion = criteria.select(flags, None)
-    assert criteria.inputs(criterion) == set()
-    criterion(batch=BATCH, labels=LABELS, batch_features=pooled)
-    assert criterion.seen[0] is pooled and criterion.seen[1] is pooled
-
-
 def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(registered, opt, quick, run, capsys,
                                                                              tmp_path, monkeypatch):
     sentence = (r"own_\w+\.py, line \d+, reads --{0}, which parameters.py does not declare; declare it there: "
@@ -370,12 +272,36 @@ def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(reg
     assert run(*quick, '--loss', 'own', '--batch_mining', 'none') == 2
     assert re.search(sentence.format('loss_own_late'), capsys.readouterr().err)
     assert not (tmp_path / 'runs' / 'folder' / 'quick_s1').exists()
-    program = opt()                                                # of the public code, which counts no images
-    del program.class_counts
     for loss in ('ldam', 'dynamic_arcface'):
+        program = opt(loss=loss, batch_mining='none')              # of another program, which counts no images
+        del program.class_counts
         with pytest.raises(UserError, match=rf'{loss}.py, line \d+, reads opt.class_counts \(number of images per '
                                             r'training class\), which main.py sets before it builds the criterion'):
-            criteria.select(loss, program, [], None)
+            criteria.select(program, None)
     registered(PROXIES.replace('opt.lr * 10', 'opt.lr * torch.no_such_thing'))
     with pytest.raises(AttributeError, match='no_such_thing'):                   # not a flag: it keeps its traceback
         criteria.select(opt(loss='own', batch_mining='none'), None)
+
+
+def test_a_criterion_may_select_a_miner_by_its_name(opt):
+    flags = opt(loss='triplet')
+    triplets = batchminer.select('all', flags)(BATCH, LABELS.numpy())
+    assert sorted(triplets) == sorted(OnTheCpu(None)(BATCH, LABELS))
+    anchors, positives, negatives = batchminer.select('lifted', flags)(BATCH, LABELS)
+    assert anchors == [*range(12)] and positives[3].tolist() == [4, 5] and len(negatives[3]) == 9
+
+
+@pytest.mark.parametrize('folder, name, text', [
+    ('batch_mining', 'distance', f'import batchminer\n{MINER}'), ('batch_mining', 'semihard', MINER),
+    ('criteria', 'triplet', TRIPLES.replace('{convert}', 'labels'))])
+def test_a_file_under_the_name_of_one_of_this_program_is_refused(folder, name, text, tmp_path):
+    """In a copy of the code, as after `cp`."""
+    shutil.copytree(ROOT, tmp_path / 'code', ignore=shutil.ignore_patterns('.*', 'tests', 'docs', 'Training_Results'))
+    (tmp_path / 'code' / folder / f'{name}.py').write_text(text)
+    done = subprocess.run([sys.executable, 'main.py', '--n_epochs', '1'], cwd=tmp_path / 'code', capture_output=True,
+                          text=True)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f'main.py: error: {folder}/{name}.py: this file of another program has taken the place of the file that '
+        f'declares the flags of {name}. Bring that one back, call yours public_{name}.py, and add '
+        f"'public_{name}': public_{name} to the registry in {folder}/__init__.py\n")

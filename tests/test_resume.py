@@ -202,7 +202,8 @@ def test_a_merged_resume_goes_on_with_what_fits_and_is_listed(quick, run, tmp_pa
     assert run(*arguments, '--n_epochs', '1') == 0
     folder, whole = folder_of(tmp_path), folder_of(tmp_path, 'whole')
     shutil.copytree(folder, whole)
-    changed = ['--bs', '8', '--clip_grad', '1', '--loss_margin_margin', '.3', '--optim_args', '{betas: [.8, .99]}']
+    changed = ['--bs', '8', '--clip_grad', '1', '--loss_margin_margin', '.3', '--optim_args', '{betas: [.8, .99]}',
+               '--augmentation', 'red']
     assert run('--resume', folder, '--n_epochs', '3', *changed) == 2
     assert 'add --merge_argparse_when_resuming' in capsys.readouterr().err
     changed.append('--merge_argparse_when_resuming')
@@ -218,7 +219,7 @@ def test_a_merged_resume_goes_on_with_what_fits_and_is_listed(quick, run, tmp_pa
     groups = checkpoint.load(folder / 'checkpoint_last.pt')['optimizer']['param_groups']
     assert all([*group['betas']] == [.8, .99] for group in groups), groups[0]['betas']
     begun, = run_folder.read(folder)['merged']
-    assert begun['at_epoch'] == 2 and begun['flags']['bs'] == {'from': 12, 'to': 8} and len(begun['flags']) == 4
+    assert begun['at_epoch'] == 2 and begun['flags']['bs'] == {'from': 12, 'to': 8} and len(begun['flags']) == 5
     assert reading.read(folder).merged and reading.read(whole).merged
 
 

@@ -601,8 +601,8 @@ def asks_for_all(monkeypatch):
 def test_a_criterion_gets_the_images_as_the_backbone_does(asks_for_all, monkeypatch):
     given, taken = [], []
     forward = AsksForAll.forward
-    monkeypatch.setattr(AsksForAll, 'forward', lambda self, batch, images, indices, step, epoch, avg_batch_features: (
-        given.append((images, indices)), forward(self, batch, images, indices, step, epoch, avg_batch_features))[1])
+    monkeypatch.setattr(AsksForAll, 'forward', lambda self, batch, images, indices, step, epoch, batch_features: (
+        given.append((images, indices)), forward(self, batch, images, indices, step, epoch, batch_features))[1])
     for more in ('', ' --micro_bs 3'):
         opt, built, loader = build('--loss asks_for_all --batch_mining none' + more)
         built.model.bgr = True

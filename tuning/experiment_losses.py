@@ -11,6 +11,10 @@ from utilities import pml
 # options that the supplement of the paper tells its readers to delete, by loss
 OBSOLETE = {'ContrastiveLoss': ('avg_non_zero_only', 'use_similarity'), 'TripletMarginLoss': ('avg_non_zero_only',),
             'SignalToNoiseRatioContrastiveLoss': ('avg_non_zero_only',)}
+# regularisers that were in a loss itself: {loss: (their weight then, its factor now, its argument now, their class)};
+# the library divides the centres' distances by twice as much since June 2020
+REGULARISERS = {'SignalToNoiseRatioContrastiveLoss': ('regularizer_weight', 1, 'embedding', 'ZeroMeanRegularizer'),
+                'SoftTripleLoss': ('reg_weight', 2, 'weight', 'SparseCentersRegularizer')}
 
 
 @dataclass
@@ -208,6 +212,13 @@ def loss_arguments(kind, given, settings, notes):
     for argument in OBSOLETE.get(kind, ()):
         if given.take(argument, SWITCH) is not None:
             notes.append(f'{argument} of {kind} is dropped, as the supplement of the paper says')
+    if kind in REGULARISERS:
+        name, factor, of, regulariser = REGULARISERS[kind]
+        weight, n_centres = given.take(name, NUMBER), given.look('centers_per_class', WHOLE)
+        if weight and n_centres != 1:
+            arguments = {} if n_centres is None else {'centers_per_class': n_centres}
+            given.put(f'{of}_regularizer', {regulariser: arguments}, name)
+            given.put(f'{of}_reg_weight', factor * weight, name)
     return known_arguments(given, classes('losses')[kind])
 
 

@@ -1,5 +1,6 @@
 """Sums of losses, and how a loss is called: by its keywords, and with the triplets or masks of its miner."""
 import functools
+import inspect
 import types
 
 import torch
@@ -7,7 +8,9 @@ import torch
 from .errors import UserError, choose  # relative: hubconf.py loads this file under another package's name
 from .namespace import changed, unnoted
 from .parameter_groups import own_groups
-from .public import COSTLY, PAIRS, forward_parameters, mine_on_the_cpu
+
+PAIRS = ('npair', 'lifted')                           # miners of pairs; in the public code, they give three lists
+COSTLY = ('feature_maps', 'images', 'teacher_batch')  # inputs only for a criterion that asks for them
 
 
 def parts(opt):
@@ -37,6 +40,11 @@ def finished(criterion):
         criterion.parameter_groups = types.MethodType(own_groups, criterion)
     criterion.takes = names_taken(criterion)
     return criterion
+
+
+def forward_parameters(criterion):
+    """{name: inspect.Parameter} of what forward() takes of a criterion."""
+    return inspect.signature(criterion.forward).parameters
 
 
 def names_taken(criterion):
@@ -81,6 +89,19 @@ def from_tuple(mined, batch):
     return masks[0], masks[1]
 
 
+def masks_from_lists(anchors, positives, negatives, batch):
+    """
+    The lists of the public code's miners npair and lifted -> masks of positive and negative pairs, two bool [B, B].
+
+    anchors: A indices; positives, negatives: for each anchor, an index or several.
+    """
+    masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool)
+    for mask, partners in zip(masks, (positives, negatives), strict=True):
+        for anchor, others in zip(anchors, partners, strict=True):
+            mask[int(anchor), torch.as_tensor(others).long()] = True
+    return tuple(masks.to(batch.device))
+
+
 class Miner:
     """
     A miner as the criteria call it. Its tuples have one of two forms: triplets, an int64 tensor [T, 3], or masks of
@@ -100,14 +121,14 @@ class Miner:
         self.use = use
         self.mined = None                                                 # the tuples of the last batch
         self.tuples = None                                                # the tuples given by a wrapper or the caller
-        is_public = hasattr(batchminer, 'name')                           # a miner of the public code
-        self.mine = mine_on_the_cpu(batchminer) if is_public else batchminer
 
     def __call__(self, batch, labels, **options):
         """batch [B, D], labels [B], on one device -> the tuples. options: for miners that take more."""
         self.mined = self.tuples
         if self.mined is None:
-            mined = self.mine(batch, labels, **options)
+            # miners of the public code, which have a name, take labels to NumPy
+            own = labels.cpu() if hasattr(self.batchminer, 'name') else labels
+            mined = self.batchminer(batch, own, **options)
             try:
                 self.mined = checked(mined, batch)
             except (TypeError, ValueError, RuntimeError, IndexError) as error:
@@ -149,6 +170,8 @@ def checked(mined, batch):
         return mined
     if isinstance(mined, tuple) and len(mined) in (3, 4) and all(isinstance(part, torch.Tensor) for part in mined):
         return from_tuple(tuple(part.to(batch.device).long() for part in mined), batch)
+    if isinstance(mined, tuple) and len(mined) == 3 and all(isinstance(part, list) for part in mined):
+        return masks_from_lists(*mined, batch)
     triplets = torch.as_tensor(mined, device=batch.device)
     if len(triplets) and (triplets.is_floating_point() or triplets.dtype == torch.bool or triplets.shape[1:] != (3,)):
         raise TypeError('no indices of triplets')

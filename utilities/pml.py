@@ -92,20 +92,20 @@ def build(kind, name, given, flag, known=None):
     found = find(kind, name, flag)
     filled = {key: value for key, value in (known or {}).items() if key in accepted(found)}
     try:
-        return found(**filled | {key: helper(value, flag) for key, value in given.items()})
+        return found(**filled | {key: helper(value, flag, known) for key, value in given.items()})
     except UserError:
         raise
     except Exception as error:  # the library raises anything, down to Exception itself
         raise UserError(f'{flag} {PREFIX}{name}: {reason(error)}; its arguments are set with {NAMES[flag]}') from None
 
 
-def helper(value, flag):
-    """{ClassName: {argument: value}} -> an instance of that class; any other value is returned unchanged."""
+def helper(value, flag, known=None):
+    """{ClassName: {argument: value}} -> an instance of that class; other values are returned. known: as in build()."""
     if isinstance(value, dict) and len(value) == 1:
         (name, inner), = value.items()
         for kind in HELPERS:
             if hasattr(importlib.import_module(f'pytorch_metric_learning.{kind}'), str(name)):
-                return build(kind, name, inner or {}, flag)
+                return build(kind, name, inner or {}, flag, known)
     return value
 
 

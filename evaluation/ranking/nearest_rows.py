@@ -18,8 +18,7 @@ def faiss_or_none():
 def exact(gallery, queries, k, device='cpu'):
     """
     [Q, k] int64: the rows of the gallery [N, D] nearest to the queries [Q, D], float32 arrays; by faiss, or by torch on
-    a GPU and where faiss is not installed. gallery may also be a tensor on `device`, or codes whose rows are decoded by
-    indexing (retrieval.codes.Int8), which torch searches.
+    a GPU and where faiss is not installed. gallery may also be a tensor on `device`.
     """
     faiss = faiss_or_none()
     if faiss and torch.device(device).type == 'cpu' and isinstance(gallery, np.ndarray):
@@ -52,10 +51,11 @@ def nearest(gallery, queries, k, points=None, device='cpu'):
 
 def measured(gallery, queries, rows, k):
     """
-    The k nearest of the candidate rows [Q, R] of the gallery: rows [Q, k] and Euclidean distances [Q, k] float32, which
-    are computed from differences in float64. Equal distances are ordered by row.
+    The k nearest of the candidate rows [Q, R] of the gallery (−1: none): rows [Q, k] and Euclidean distances [Q, k]
+    float32, which are computed from differences in float64. Equal distances are ordered by row.
     """
     distances = np.stack([np.linalg.norm(gallery[some].astype(float) - query, axis=1)
                           for some, query in zip(rows, queries, strict=True)])
+    distances[rows < 0] = np.inf
     order = np.lexsort((rows, distances))[:, :k]
     return np.take_along_axis(rows, order, 1), np.take_along_axis(distances, order, 1).astype(np.float32)

@@ -14,6 +14,7 @@ import torch
 import torchvision
 
 import architectures
+import parts
 from architectures import pretrainedmodels_models, torchvision_models, weights
 from utilities.errors import UserError
 
@@ -126,6 +127,31 @@ def test_pretrainedmodels(name, opt):
         assert_without_classifier(backbone, width_before_classifier(state))
         assert_no_logits(backbone.network)
         assert_takes(state, backbone, opt)
+
+
+CPU = [(name, None) for name in pretrainedmodels_models.names()]
+if not ALL:
+    CPU = [(name, None) for name in ('alexnet', 'vgg11', 'squeezenet1_1')]
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name, size', [*CPU, ('bninception', 256)])
+def test_pretrainedmodels_train_a_step_on_the_cpu(name, size, opt):
+    """In the layout of images and weights there, also with images of which the library's pooling leaves some pixels."""
+    flags = opt(arch=f'pretrainedmodels:{name}_normalize', not_pretrained=True, input_size=size, embed_dim=8)
+    flags.device = torch.device('cpu')
+    backbone = architectures.select_backbone(flags)
+    model = parts.build_network(flags, backbone)
+    side = backbone.size
+    images = torch.rand(2, 3, side, side).contiguous(memory_format=torch.channels_last)
+    weight = model.f_embed.weight
+    before = weight.detach().clone()
+    embeddings = model.train()(images)[0]
+    assert embeddings.shape == (2, 8) and embeddings.isfinite().all()
+    embeddings[0, 0].backward()
+    torch.optim.SGD(model.parameters(), lr=.1).step()
+    assert weight.isfinite().all() and not torch.equal(weight, before)
+    assert all(value.grad.isfinite().all() for value in model.parameters() if value.grad is not None)
 
 
 @pytest.mark.filterwarnings('ignore')

@@ -9,7 +9,6 @@ import torch
 import batch_mining
 import criteria
 import optimization
-import parts
 from criteria import triplet
 from criteria.cross_batch_memory import CrossBatchMemory
 from criteria.direction_regularisation import DirectionRegularised
@@ -222,11 +221,15 @@ def test_a_memory_bank_gives_positives_only_to_the_losses_that_use_it(opt):
 
 
 def test_no_miner_is_built_for_a_loss_that_takes_none(opt):
-    for loss, miner, used in (('margin+softmax', 'parametric', 'parametric+none'), ('softmax', 'distance', 'none'),
-                              ('s2sd+pml:X', 'distance+pml:Y', 'none+pml:Y')):
-        assert criteria.with_used_miners(opt(loss=loss, batch_mining=miner)).batch_mining == used
-    around = opt(loss='softmax+s2sd', batch_mining='distance', loss_s2sd_target='triplet')
-    assert criteria.with_used_miners(around).batch_mining == 'none+distance'
+    def built(**flags):
+        miners = batch_mining.select(opt(**SMALL, **flags), criteria.takes_miner)
+        return [type(miner).__module__ for miner in (miners if isinstance(miners, list) else [miners])]
+
+    assert built(loss='margin+softmax', batch_mining='distance') == ['batch_mining.distance', 'builtins']
+    assert built(loss='softmax', batch_mining='distance') == ['builtins']                              # None
+    assert built(loss='softmax+s2sd', batch_mining='distance', loss_s2sd_target='triplet') == [
+        'builtins', 'batch_mining.distance']
+    assert built(loss='s2sd+triplet', batch_mining='distance') == ['builtins', 'batch_mining.distance']
 
 
 def test_s2sd_distils_features_after_its_delay_which_a_checkpoint_keeps(opt):
@@ -382,7 +385,7 @@ def test_a_wrapper_hands_on_the_distance_of_the_loss_inside_it(opt):
 
 def test_s2sd_around_losses_without_a_miner_takes_none(opt):
     flags = opt(loss='s2sd', batch_mining='semihard', n_features=3, **SMALL)
-    assert criteria.select(flags, batch_mining.select(criteria.with_used_miners(flags)))
+    assert criteria.select(flags, batch_mining.select(flags, criteria.takes_miner))
 
 
 # pytorch-metric-learning by name
@@ -492,12 +495,10 @@ def test_a_sum_ranks_by_the_only_distance_of_its_own(opt):
     ({'loss': 's2sd', 'loss_s2sd_source': 'hyperbolic'}, True), ({'loss': 's2sd'}, False),
     ({'loss': 'pml:TripletMarginLoss', 'batch_mining': 'none'}, False),
 ])
-def test_without_data_a_draft_of_the_criterion_tells_whether_it_ranks(flags, expected, opt, monkeypatch):
+def test_the_files_of_the_losses_tell_whether_they_have_a_distance(flags, expected, opt, monkeypatch):
     """A library that is not installed is none of evaluation's business."""
     monkeypatch.setitem(sys.modules, 'pytorch_metric_learning', None)
-    before = torch.get_rng_state()
-    assert parts.ranks(opt(superclasses=None, **flags)) == expected
-    assert torch.equal(torch.get_rng_state(), before)
+    assert criteria.has_own_distance(opt(superclasses=None, **flags)) == expected
 
 
 @pytest.mark.parametrize('loss, miner, arguments', [

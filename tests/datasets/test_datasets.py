@@ -130,7 +130,8 @@ def test_a_csv_file(opt, tmp_path, capsys):
     file.write_text('\n'.join(['label,split,path', *rows]))
     data = select(opt, tmp_path, 'folder', **flags)
     assert list(data.evaluation) == ['train', 'val', 'test'] and data.evaluation['test'].is_query.sum() == 2
-    for content, sentence in (('a,b\n1,2', 'expected a header with the columns path,label'), ('', 'found no row'),
+    for content, sentence in (('a,b\n1,2', 'expected a header with the columns path,label .*superclass.*group.*x1'),
+                              ('', 'found no row'),
                               ('path,label\nx.png,', 'line 2: path and label must not be empty'),
                               ('path,label,split\nx.png,a,dev', 'split must be one of train, .*, distractor, not dev'),
                               ('path,label\n0.png,a\n1.png,b, c', 'list.csv, line 3: more fields than the header')):

@@ -349,6 +349,7 @@ def test_refused_in_a_sentence_and_nothing_written(damage, sentence, runs, evalu
     (['{A}', '--evaluation_metrics', 'precision'], '--evaluation_metrics precision: unknown'),
     (['{A}', '--evaluation_metrics', 'rho_spectrum@0'], 'rho_spectrum@0: it is a vector, not a number'),
     (['{A}', '--latex', 'nowhere/t.tex'], '--latex nowhere/t.tex: there is no folder nowhere'),
+    (['{A}', '--weights', 'a.pth'], '--weights goes with --untrained'),
     (['{A}', '--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),
 ])
 def test_what_the_user_must_change(arguments, sentence, runs, evaluate, tmp_path):

@@ -79,8 +79,9 @@ def test_the_comparison_finds_what_changed_beyond_seeds(evaluate, tmp_path):
     random = np.random.default_rng(0)
     base = dict(enumerate(random.normal(.6, .02, 5)))
     noise = random.normal(0, .002, 5)
-    old = {'worse': base, 'same': base, 'noisy': base, 'gone': base, 'more': base, 'others': base, 'once': {0: .5}}
+    old = dict.fromkeys(('worse', 'clear', 'same', 'noisy', 'gone', 'more', 'others'), base) | {'once': {0: .5}}
     new = {'worse': {seed: value - .03 + noise[seed] for seed, value in base.items()}, 'same': base,
+           'clear': {seed: value - .1 + noise[seed] for seed, value in base.items()},
            'noisy': dict(enumerate(base[seed] + value for seed, value in enumerate(random.normal(0, .03, 5)))),
            'more': dict(enumerate(random.normal(.6, .02, 9))), 'new': base,
            'others': dict(enumerate(random.normal(.6, .02, 9), start=20)), 'once': base}
@@ -89,22 +90,23 @@ def test_the_comparison_finds_what_changed_beyond_seeds(evaluate, tmp_path):
     assert code == 0
     rows = {cells[2]: cells for line in out.splitlines() if line.startswith('| CUB') for cells in
             [[cell.strip() for cell in line.split('|')]]}
-    assert list(rows) == ['worse', 'same', 'noisy', 'more', 'others', 'once']
+    assert list(rows) == ['worse', 'clear', 'same', 'noisy', 'more', 'others', 'once']
     assert '±' not in rows['once'][6] and not rows['once'][7]           # one old run says nothing of other seeds
     del rows['once']
     values = {name: [list(scores[name].values()) for scores in (old, new)] for name in rows}
-    p = {name: stats.ttest_rel(*values[name]).pvalue for name in ('worse', 'noisy')}
+    p = {name: stats.ttest_rel(*values[name]).pvalue for name in ('worse', 'clear', 'noisy')}
     p |= {'same': 1, 'others': stats.ttest_ind(*values['others'], equal_var=False).pvalue,
           'more': stats.ttest_rel(values['more'][0], values['more'][1][:5]).pvalue}
     order, so_far = sorted(p, key=p.get), 0
     for rank, name in enumerate(order):                       # Holm's method, by hand
         so_far = max(so_far, min(1, p[name] * (len(p) - rank)))
-        assert float(rows[name][7]) == pytest.approx(so_far, abs=6e-4)
-    assert [name for name in rows if rows[name][6].startswith('**')] == ['worse']
+        assert rows[name][7] == '< 0.001' if so_far < .001 else float(rows[name][7]) == pytest.approx(so_far, abs=6e-4)
+    assert [name for name in rows if rows[name][6].startswith('**')] == ['worse', 'clear']
+    assert rows['clear'][7] == '< 0.001'
     change = np.subtract(*values['worse'][::-1])
     half = stats.t.ppf(.975, 4) * stats.sem(change)
     assert rows['worse'][6] == f'**{100 * change.mean():.2f} ± {100 * half:.2f}**'
-    assert '6 differences, 1 of them' in out
+    assert '7 differences, 2 of them' in out
     assert evaluate('--compare', *files, '--metrics', 'nmi', 'test_nmi', source=['--digits', '2'])[1] == out
     for flag in ('--markdown', '--latex', '--csv', '--rows', '--figures'):
         code, _, error = evaluate('--compare', *files, flag, tmp_path / 'new', source=['--digits', '2'])

@@ -275,6 +275,8 @@ def test_half_written_records_are_named_and_nothing_is_written(kind, sentence, m
     (['--only', 'zzz'], '2 runs, but none is left'), (['--datasets', 'sop'], '2 runs, but none is left'),
     (['--latex', 'nowhere/t.tex'], '--latex nowhere/t.tex: there is no folder nowhere'),
     (['--figures', '{tmp}/f', '--figure_metrics', 'ami'], 'A_s0: it has no test_ami in epoch 4; its metrics: test_d'),
+    (['--figure_metrics', 'nmi'], '--figure_metrics goes with --figures'),
+    (['--format', 'pdf'], '--format goes with --figures'), (['--cache', 'c'], '--cache goes with --project'),
     (['--project', 'a/b'], 'give --runs FOLDER, or --project'),
 ])
 def test_what_the_user_must_change(arguments, sentence, make, evaluate, tmp_path):
@@ -282,6 +284,15 @@ def test_what_the_user_must_change(arguments, sentence, make, evaluate, tmp_path
     make('A', 1, without=('test_f1',))
     code, out, error = evaluate(*(argument.replace('{tmp}', str(tmp_path)) for argument in arguments))
     assert code == 2 and sentence in error and not out and not (tmp_path / 'f').exists()
+
+
+def test_a_folder_of_images_has_its_own_name_in_the_tables(make, evaluate, tmp_path):
+    for seed in range(2):
+        make('A', seed, 'folder', source_path='data/photos')
+    assert evaluate('--latex', tmp_path / 't.tex', '--figures', tmp_path / 'f')[0] == 0
+    assert '{photos}' in (tmp_path / 't.tex').read_text() and (tmp_path / 'f' / 'photos_curves_test_nmi.png').exists()
+    make('A', 2, 'folder', source_path='data/others')
+    assert evaluate('--latex', tmp_path / 't.tex')[0] == 0 and '{folder}' in (tmp_path / 't.tex').read_text()
 
 
 def test_a_run_without_the_metric_is_named_and_the_rest_stands(make, evaluate, tmp_path):

@@ -21,12 +21,16 @@ from utilities.errors import UserError
 NETWORK = argparse.Namespace(source='run', id='x', settings={}, open_set=None)
 
 
-def index_of(folder, embeddings, names=None, recall=0.95, codes='float32'):
+def index_of(folder, embeddings, names=None, recall=0.95, codes=''):
     """An index of given embeddings."""
     store.create(folder, NETWORK, recall, codes=codes)
-    names = names or [f'/photos/{row}.png' for row in range(len(embeddings))]
-    changes.extended(folder, store.read(folder), [[name, 1, 1] for name in names], embeddings, [])
-    changes.refit(Index(folder))
+    return extended(folder, embeddings, names or [f'/photos/{row}.png' for row in range(len(embeddings))])
+
+
+def extended(folder, embeddings, names):
+    """The index, after images with these embeddings were added."""
+    changes.append(folder, store.read(folder), [[name, 1, 1] for name in names], embeddings)
+    changes.refresh(folder)
     return Index(folder)
 
 
@@ -86,36 +90,60 @@ def test_exact_search_is_brute_force(n_queries, with_faiss, tmp_path):
     assert paths[0] == ['/photos/3.png', '/photos/7.png'] and distances[0, 1] == 0
 
 
-def test_an_index_of_codes_takes_a_quarter_and_finds_the_nearest_of_them(with_faiss, tmp_path):
-    embeddings = clustered(400, 64, 4, 0.2)
-    embeddings[7] = embeddings[3]
-    plain, index = (index_of(tmp_path / codes, embeddings, codes=codes) for codes in ('float32', 'int8'))
-    sizes = [one.content['files']['embeddings']['bytes'] for one in (plain, index)]
-    assert sizes == [400 * 64 * 4, 400 * (64 + 4)]
-    assert [one.content['version'] for one in (plain, index)] == [1, 2] and 'codes' not in plain.content
-    read = np.asarray(index.embeddings)
-    assert 0 < abs(read - embeddings).max() < 1 / 127 and str(index).endswith('400 images as int8 codes, exact search')
-    queries = clustered(20, 64, 4, .2, seed=2)
-    rows, distances = index.nearest(queries, 10)
-    expected, far = brute_force(read, queries, 10)
-    assert np.array_equal(rows, expected)
-    np.testing.assert_allclose(distances, far, rtol=1e-6)
-    assert index.nearest(read[3:4], 2)[0].tolist() == [[3, 7]]
-    changes.keep(index, [row % 3 > 0 for row in range(400)])
-    kept = Index(tmp_path / 'int8')
-    assert np.array_equal(kept.stored, index.stored[np.arange(400) % 3 > 0]) and len(Index(tmp_path / 'int8')) == 266
-    changes.extended(tmp_path / 'int8', kept.content, [['/photos/new.png', 1, 1]], embeddings[:1], [])
-    assert Index(tmp_path / 'int8').nearest(embeddings[:1], 1)[0].tolist() == [[266]]
-
-
-def test_a_large_index_of_codes_has_cells(tmp_path, monkeypatch):
+@pytest.mark.parametrize('codes', ['SQ8', 'PQ8', 'IVF16,SQ8', 'OPQ8,PQ8', 'HNSW16'])
+def test_an_index_is_searched_by_codes_and_ranks_what_they_find_by_the_embeddings(codes, tmp_path):
     pytest.importorskip('faiss')
-    monkeypatch.setattr(search, 'LARGE', 1000)
-    embeddings = clustered(1100, 24, 11, 0.05)
-    index = index_of(tmp_path / 'index', embeddings, recall=0.9, codes='int8')
-    assert index.content['search']['n_cells'] == 33 and index.inverted_file.ntotal == 1100
-    rows, _ = index.nearest(embeddings[::7], 11)
-    assert np.mean(rows // 11 == np.arange(0, 1100, 7)[:, None] // 11) >= 0.9
+    embeddings = clustered(2000, 16, 5, 0.1)
+    index = index_of(tmp_path / 'index', embeddings[:1000], codes=codes)
+    assert f', searched by {codes}: finds ' in str(index) and index.content['search']['recall'] > 0.9
+    queries = clustered(40, 16, 5, 0.1, seed=2)
+    more = extended(tmp_path / 'index', embeddings[1000:1500], [f'/more/{row}' for row in range(500)])
+    fewer, _ = changes.remove(tmp_path / 'index', ['/photos'])
+    for one in (index, more, fewer):
+        rows, distances = one.nearest(queries, 10)
+        expected, far = brute_force(one.embeddings, queries, 10)
+        assert one.approximate.ntotal == len(one) in (1000, 1500, 500)
+        hits = [np.isin(some, other) for some, other in zip(rows, expected, strict=True)]
+        assert np.mean(hits) > 0.7                           # less than for images of the index
+        own = np.linalg.norm(np.array(one.embeddings, float)[rows] - queries[:, None], axis=2)
+        np.testing.assert_allclose(distances, own, rtol=1e-6)
+        assert (np.diff(distances, axis=1) >= 0).all() and (distances >= far - 1e-6).all()
+    fitted = fewer.content['search']
+    assert fitted['n_images'] == 1000                        # not fitted again before the index has doubled
+    index = extended(tmp_path / 'index', embeddings, [f'/again/{row}' for row in range(2000)])
+    assert index.content['search']['n_images'] == index.approximate.ntotal == 2500
+    changes.create(tmp_path / 'index', NETWORK)              # without codes again
+    changes.refresh(tmp_path / 'index')
+    index = Index(tmp_path / 'index')
+    assert index.approximate is None and index.content['files'].keys() == {'embeddings', 'photos'}
+    assert len(list((tmp_path / 'index').iterdir())) == 3 and str(index).endswith('2,500 images, exact search')
+
+
+def test_codes_that_do_not_fit_leave_an_index_that_is_searched_exactly(tmp_path):
+    pytest.importorskip('faiss')
+    embeddings = clustered(100, 16, 5, 0.1)
+    with pytest.raises(UserError, match='codes PQ8: Number of training points .100. should be at least as large as nu'):
+        index_of(tmp_path / 'index', embeddings, codes='PQ8')
+    index = Index(tmp_path / 'index')
+    assert len(index) == 100 and index.approximate is None
+    assert np.array_equal(index.nearest(embeddings[:9], 5)[0], brute_force(embeddings, embeddings[:9], 5)[0])
+
+
+def test_a_stop_before_the_search_is_brought_up_to_date_leaves_exact_search(tmp_path):
+    """Also where as many images were removed and added as there were, whose codes would be those of others."""
+    pytest.importorskip('faiss')
+    embeddings = clustered(2000, 16, 5, 0.1)
+    index = index_of(tmp_path / 'index', embeddings[:1000], codes='SQ8')
+    changes.keep(index, [row % 2 > 0 for row in range(1000)])
+    changes.append(tmp_path / 'index', store.read(tmp_path / 'index'), [[f'/more/{row}', 1, 1] for row in range(500)],
+                   embeddings[1000:1500])
+    index = Index(tmp_path / 'index')
+    assert len(index) == 1000 and index.approximate is None and str(index).endswith('1,000 images, exact search')
+    rows = np.concatenate([embeddings[1:1000:2], embeddings[1000:1500]])
+    assert np.array_equal(index.nearest(rows[400:600], 5)[0], brute_force(rows, rows[400:600], 5)[0])
+    changes.refresh(tmp_path / 'index')
+    index = Index(tmp_path / 'index')
+    assert index.approximate.ntotal == 1000 and (index.nearest(rows[400:600], 1)[0][:, 0] == np.arange(400, 600)).all()
 
 
 def test_a_large_index_finds_planted_neighbours_by_visiting_few_cells(tmp_path, monkeypatch):
@@ -124,49 +152,73 @@ def test_a_large_index_finds_planted_neighbours_by_visiting_few_cells(tmp_path, 
     embeddings = clustered(4004, 24, 11, 0.05)
     index = index_of(tmp_path / 'index', embeddings, recall=0.99)
     how = index.content['search']
-    assert how['n_cells'] == 63 and how['n_visited'] < 16 and index.inverted_file.ntotal == 4004
+    assert how['factory'] == 'IVF63,Flat' and index.approximate.nprobe < 16 and index.approximate.ntotal == 4004
     rows, _ = index.nearest(embeddings[::7], 11)             # the query itself, and its ten planted neighbours
     assert np.mean(rows // 11 == np.arange(0, 4004, 7)[:, None] // 11) >= 0.99
-    assert str(index).endswith(f'visits {how["n_visited"]}: finds {how["recall"]:.1%} of the exact 10 nearest')
+    assert str(index).endswith(f'searched by IVF63,Flat: finds {how["recall"]:.1%} of the exact 10 nearest')
+    assert index.nearest(embeddings[:3], 4004)[0].shape == (3, 4004)                   # more than the cells have
     monkeypatch.setitem(sys.modules, 'faiss', None)          # the same index on a machine without faiss
     assert np.array_equal(Index(tmp_path / 'index').nearest(embeddings[:3], 11)[0],
                           brute_force(embeddings, embeddings[:3], 11)[0])
 
 
-def test_the_recall_that_chooses_the_cells_is_that_of_queries_and_not_of_themselves(tmp_path, monkeypatch):
+def test_the_recall_that_chooses_the_cells_is_that_of_queries_and_not_of_themselves():
     pytest.importorskip('faiss')
-    embeddings = clustered(3000, 8, 30, 0.3)
-    how, centroids, cells = search.train(embeddings, 0.9)
-    index = search.inverted_file(embeddings, centroids, cells, how['n_visited'])
-    expected = brute_force(embeddings, embeddings[:300], 11)[0]
-    found = index.search(embeddings[:300], 11)[1]
-    recall = np.mean([len(set(one) & set(other) - {row}) / 10
-                      for row, (one, other) in enumerate(zip(expected, found, strict=True))])
-    assert 0.9 <= how['recall'] < 1 and abs(recall - how['recall']) < 0.04
-    assert np.array_equal(cells, brute_force(centroids, embeddings, 1)[0][:, 0])
+    embeddings = clustered(6000, 8, 30, 0.3)
+    index, recall = search.fit(embeddings, 'IVF54,Flat', 0.8)
+    queries = np.arange(0, 6000, 20)
+    expected = brute_force(embeddings, embeddings[queries], 11)[0]
+    found = index.search(embeddings[queries], search.CANDIDATES)[1]
+    own = np.mean([len({*one} & {*other} - {row}) / 10
+                   for row, one, other in zip(queries, expected, found, strict=True)])
+    assert 0.8 <= recall < 1 and abs(recall - own) < 0.05
 
 
 def test_search_stays_exact_where_cells_do_not_help(tmp_path, monkeypatch):
+    pytest.importorskip('faiss')
     monkeypatch.setattr(search, 'LARGE', 2000)
+    monkeypatch.setattr(search, 'CANDIDATES', 16)
     noise = clustered(2000, 64, 1, 0)
-    assert not index_of(tmp_path / 'noise', noise).content['search']['n_cells']
-    assert index_of(tmp_path / 'small', noise[:1999]).content['search'] == search.EXACT
+    index = index_of(tmp_path / 'noise', noise)
+    assert index.approximate is None and index.content['search']['recall'] < 0.95 and len(index.content['files']) == 2
+    before = index.content
+    changes.refresh(tmp_path / 'noise')                      # which does not try again
+    assert store.read(tmp_path / 'noise') == before
+    assert index_of(tmp_path / 'small', noise[:1999]).content['search'] == {}
 
 
 def test_another_recall_chooses_the_search_again(tmp_path, monkeypatch):
     pytest.importorskip('faiss')
     monkeypatch.setattr(search, 'LARGE', 1000)
     embeddings = clustered(1100, 16, 11, 0.05)
-    index_of(tmp_path / 'index', embeddings, recall=1)
-    changes.create(tmp_path / 'index', NETWORK, 0.9)
-    changes.refit(Index(tmp_path / 'index'))
-    how = Index(tmp_path / 'index').content['search']
-    assert how['n_cells'] == 33 and how['recall'] >= 0.9 and how['n_images'] == 1100
-    changes.create(tmp_path / 'index', NETWORK, 1)
-    changes.refit(Index(tmp_path / 'index'))
+    assert index_of(tmp_path / 'index', embeddings, recall=1).approximate is None
+    for recall, has_cells in ((0.9, True), (1, False)):
+        changes.create(tmp_path / 'index', NETWORK, recall)
+        changes.refresh(tmp_path / 'index')
+        assert (Index(tmp_path / 'index').approximate is not None) == has_cells
     index = Index(tmp_path / 'index')
-    assert index.inverted_file is None and index.content['files'].keys() == {'embeddings', 'photos'}
+    assert index.content['files'].keys() == {'embeddings', 'photos'}
     assert np.array_equal(index.embeddings, embeddings) and len(list((tmp_path / 'index').iterdir())) == 3
+
+
+def test_indexes_of_earlier_programs(tmp_path):
+    """Embeddings are read, and become an index of today with the next change; int8 codes are refused."""
+    folder = tmp_path / 'index'
+    embeddings = clustered(10, 16, 2, 0.1)
+    index = index_of(folder, embeddings)
+    files = {kind: {'name': file['name'], 'bytes': file['bytes']} for kind, file in index.content['files'].items()}
+    (folder / 'cells_0').write_bytes(b'12345678')
+    old = {'run': '/runs/a', 'network_id': 'x', 'settings': {}, 'generation': 3, 'n_images': 10, 'dim': 16,
+           'recall': 0.95, 'search': {'n_cells': 1, 'n_visited': 1, 'recall': 1.0, 'n_images': 10}, 'version': 1,
+           'files': files | {'cells': {'name': 'cells_0', 'bytes': 8}}}
+    (folder / 'index.json').write_text(json.dumps(old))
+    index = Index(folder)
+    assert np.array_equal(index.embeddings, embeddings) and index.is_current()
+    index, _ = changes.remove(folder, ['/photos/3.png'])
+    assert np.array_equal(index.embeddings, np.delete(embeddings, 3, axis=0)) and len(list(folder.iterdir())) == 3
+    (folder / 'index.json').write_text(json.dumps(old | {'version': 2, 'codes': 'int8'}))
+    with pytest.raises(UserError, match='index of int8 codes, .* index /runs/a PHOTOS --out NEW_FOLDER --codes SQ8'):
+        Index(folder)
 
 
 def images_of(folder):
@@ -217,31 +269,11 @@ def test_added_and_removed_images_make_the_index_that_a_new_one_is(network, phot
     assert len(list((tmp_path / 'index').iterdir())) == 4    # those of earlier generations are gone
 
 
-def test_images_of_a_large_index_are_added_to_its_cells_and_removed_from_them(tmp_path, monkeypatch):
-    pytest.importorskip('faiss')
-    monkeypatch.setattr(search, 'LARGE', 1000)
-    embeddings = clustered(2200, 16, 11, 0.05)
-    index = index_of(tmp_path / 'index', embeddings[:1100])
-    assert index.content['search']['n_images'] == 1100
-    content = changes.extended(tmp_path / 'index', index.content, [[f'/more/{row}', 1, 1] for row in range(880)],
-                               embeddings[1100:1980], index.array('centroids', np.float32, 16))
-    changes.refit(Index(tmp_path / 'index'))
-    assert store.read(tmp_path / 'index') == content         # not fitted again before it has doubled
-    index, _ = changes.remove(tmp_path / 'index', ['/photos'])
-    assert len(index) == index.inverted_file.ntotal == 880
-    expected, _ = brute_force(embeddings[1100:1980], embeddings[1100:1120], 11)
-    assert np.mean(index.nearest(embeddings[1100:1120], 11)[0] == expected) > 0.95
-    changes.extended(tmp_path / 'index', index.content, [[f'/again/{row}', 1, 1] for row in range(1980)],
-                     embeddings[:1980], index.array('centroids', np.float32, 16))
-    changes.refit(Index(tmp_path / 'index'))
-    assert store.read(tmp_path / 'index')['search']['n_images'] == 2860
-
-
 def test_changed_and_unreadable_files(network, photos, tmp_path):
     paths = [*images_of(photos), str(photos / 'class_00' / 'broken.jpg'), str(tmp_path / 'nowhere.png'),
              os.fsdecode(b'/photos/\xff.png')]
     index, unreadable = make(tmp_path / 'index', network, paths)
-    assert len(index) == 12 and list(unreadable) == [paths[13], paths[14], paths[12]]
+    assert len(index) == 12 and list(unreadable) == paths[12:]
     listed = (tmp_path / 'index' / 'unreadable.txt').read_text().splitlines()
     assert len(listed) == 3 and f'{paths[12]}: not a readable image (its format is not known)' in listed
     assert not any('skip_bad_images' in line for line in listed)
@@ -262,7 +294,7 @@ def test_an_open_index_stays_as_it_was_when_its_files_are_replaced(tmp_path, mon
     index = index_of(tmp_path / 'index', embeddings)
     changes.remove(tmp_path / 'index', ['/photos/3.png'])
     assert index.query(embeddings[3:4], 1)[0] == [['/photos/3.png']]
-    assert len(index.paths) == index.inverted_file.ntotal == 1100 and len(Index(tmp_path / 'index')) == 1099
+    assert len(index.paths) == index.approximate.ntotal == 1100 and len(Index(tmp_path / 'index')) == 1099
 
 
 class Killed(BaseException):
@@ -352,44 +384,40 @@ def test_an_index_that_is_killed_while_it_is_made_is_finished_by_the_same_comman
     (lambda folder: (folder / 'index.json').write_text('{'), 'index.json: damaged'),
     (lambda folder: (folder / 'index.json').write_text('{"version": 0}'), 'not an index of this version'),
     (lambda folder: (folder / 'index.json').unlink(), 'not an index: .*No such file'),
-    (lambda folder: (folder / 'embeddings_0').write_bytes(b'\0' * 639), 'embeddings_0: missing, or cut off'),
-    (lambda folder: (folder / 'photos_0').unlink(), 'photos_0: missing'),
-    (lambda folder: edit(folder, name='../photos_0'), 'photos_0: missing'),
-    *((lambda folder, entry=entry: store.write(folder, store.read(folder) | entry), sentence) for entry, sentence in (
-        ({'dim': 10 ** 9}, 'its embeddings are no rows of 1000000000 numbers'),
-        ({'dim': 3}, 'its embeddings are no rows of 3 numbers'), ({'dim': 8}, 'the numbers of embeddings and of'),
-        ({'dim': -1}, r'index.json: damaged \(dim\)'), ({'dim': 'x', 'search': []}, r'damaged \(dim, search\)'),
-        ({'search': search.EXACT | {'n_cells': 1e9}}, r'damaged \(search\)'), ({'recall': 2}, r'damaged \(recall\)'))),
-    (lambda folder: edit(folder, bytes=-1), r'damaged \(files\)'),
-    (lambda folder: edit(folder, bytes=9), 'damaged: its list of images'),
-])
+    (lambda folder: (folder / 'embeddings_1').write_bytes(b'\0' * 639), 'embeddings_1: missing, or cut off'),
+    (lambda folder: (folder / 'embeddings_1').write_bytes(b'\0' * 640), 'embeddings_1: it was changed'),
+    (lambda folder: permute(folder / 'embeddings_1', 64), 'embeddings_1: it was changed'),
+    (lambda folder: permute(folder / 'photos_1', 20), 'photos_1: it was changed'),
+    (lambda folder: (folder / 'photos_1').unlink(), 'photos_1: missing'),
+    (lambda folder: edit(folder, '"dim": 16', '"dim": 8'), 'index.json: it was changed'),
+    (lambda folder: edit(folder, '"name": "photos_1"', '"name": "../photos_1"'), 'index.json: it was changed'),
+    (lambda folder: store.write(folder, store.read(folder) | {'dim': 3}), 'its embeddings are no rows of 3 numbers'),
+    (lambda folder: store.write(folder, store.read(folder) | {'dim': 8}), 'the numbers of embeddings and of')])
 def test_a_damaged_index_is_refused(damage, sentence, tmp_path):
     index_of(tmp_path / 'index', clustered(10, 16, 2, 0.1))
-    (tmp_path / 'photos_0').write_bytes((tmp_path / 'index' / 'photos_0').read_bytes())
     damage(tmp_path / 'index')
     with pytest.raises(UserError, match=sentence):
         Index(tmp_path / 'index').query(np.zeros((1, 16)))
 
 
-@pytest.mark.parametrize('n_cells, n_visited, cells', [
-    (3, 1, None), (10 ** 9, 1, None), (2, 0, [0] * 10), (2, 3, [0] * 10), (2, 1, [0] * 9), (2, 1, [0] * 9 + [2]),
-    (2, 1, [-1] * 10)])
-def test_a_damaged_inverted_file_is_refused(n_cells, n_visited, cells, tmp_path):
-    """faiss would read beyond its memory."""
+def permute(file, n_bytes):
+    """Exchanges the first and the second part of so many bytes."""
+    content = file.read_bytes()
+    file.write_bytes(content[n_bytes:2 * n_bytes] + content[:n_bytes] + content[2 * n_bytes:])
+
+
+def edit(folder, old, new):
+    text = (folder / 'index.json').read_text()
+    assert text.count(old) == 1
+    (folder / 'index.json').write_text(text.replace(old, new))
+
+
+def test_a_search_of_another_index_is_refused(tmp_path):
     pytest.importorskip('faiss')
-    folder = tmp_path / 'index'
-    content = index_of(folder, clustered(10, 16, 2, 0.1)).content
-    how = search.EXACT | {'n_cells': n_cells, 'n_visited': n_visited}
-    rows = {} if cells is None else {'cells': np.array(cells, np.int32), 'centroids': np.eye(2, 16, dtype=np.float32)}
-    store.append(folder, content | {'search': how}, 0, **{kind: part.tobytes() for kind, part in rows.items()})
-    with pytest.raises(UserError, match='damaged: its inverted file'):
-        Index(folder).query(np.zeros((1, 16)))
-
-
-def edit(folder, **entries):
-    content = store.read(folder)
-    content['files']['photos'] |= entries
-    store.write(folder, content)
+    index = index_of(tmp_path / 'index', clustered(100, 16, 5, 0.1), codes='SQ8')
+    store.put(tmp_path / 'index', index.content, ['search'], search=np.frombuffer(b'no index of faiss', np.uint8))
+    with pytest.raises(UserError, match='the search of the index cannot be read'):
+        Index(tmp_path / 'index').query(np.zeros((1, 16)))
 
 
 def test_no_queries_and_queries_that_do_not_fit(with_faiss, tmp_path):

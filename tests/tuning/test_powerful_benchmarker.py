@@ -5,6 +5,7 @@ import random
 import shlex
 
 import pytest
+import torch
 
 import configuration
 import main
@@ -14,6 +15,7 @@ from datasets.base import ImageTable
 from tests.conftest import parser
 from tests.tuning.experiment_folders import CONFIGS, DATES, change, options_of, write
 from tuning import powerful_benchmarker
+from utilities import pml
 from utilities.errors import UserError
 
 FIRST, LAST = DATES[0], DATES[4]
@@ -125,6 +127,32 @@ def test_similarities_in_a_contrastive_loss_stay_similarities(tmp_path):
                                                                                  'pos_margin': 0.9}}
     opt, _ = translated(write(tmp_path, files))
     expect(opt, loss_pml_args=[{'distance': {'CosineSimilarity': {}}, 'pos_margin': 0.9}])
+
+
+def test_regularisers_that_were_in_a_loss_are_the_librarys_of_today(tmp_path):
+    """SoftTriple with centres of two classes, in place of the sum over pairs that the library had in May 2020."""
+    files = options_of(DATES[1])
+    losses = files['loss_and_miners']['loss_funcs']
+    losses['metric_loss'] = {'SignalToNoiseRatioContrastiveLoss': {
+        'pos_margin': 0, 'neg_margin': .47, 'regularizer_weight': .14}}
+    snr, missing = translated(write(tmp_path / 'snr', files))
+    assert not missing
+    expect(snr, loss_pml_args=[{'pos_margin': 0, 'neg_margin': .47, 'embedding_reg_weight': .14,
+                                'embedding_regularizer': {'ZeroMeanRegularizer': {}}}])
+    losses['metric_loss'] = {'SoftTripleLoss': {'centers_per_class': 3, 'reg_weight': .4}}
+    opt, missing = translated(write(tmp_path / 'soft', files))
+    assert not missing
+    batch, labels = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 1, 1])
+    values = []
+    for given in (opt['loss_pml_args'][0], {'centers_per_class': 3}):
+        flags = argparse.Namespace(**opt | {'n_classes': 2, 'embed_dim': 5})
+        criterion = pml.Criterion(flags, None, given)
+        criterion.loss.fc.data = torch.linspace(-1, 1, 30).sin().reshape(5, 6)
+        values.append(float(criterion(batch, labels)))
+    centres = torch.nn.functional.normalize(criterion.loss.fc, dim=0)
+    pairs = [(i, j) for start in (0, 3) for i, j in ((start, start + 1), (start, start + 2), (start + 1, start + 2))]
+    old = sum(float((2 + 1e-5 - 2 * centres[:, i] @ centres[:, j]).sqrt()) for i, j in pairs) / len(pairs)
+    assert values[0] - values[1] == pytest.approx(.4 * old, rel=1e-3)
 
 
 @pytest.mark.parametrize('date', DATES)
