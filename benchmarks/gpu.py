@@ -14,7 +14,6 @@ import csv
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -259,23 +258,20 @@ def measured(command, seconds):
     Yields the Rows that a command prints. Raises RunFailed if it fails, or is ended after these seconds, and UserError
     if it ends with code 2. It is ended with all that it has started.
     """
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, bufsize=0, start_new_session=True) as process:
-        end = time.monotonic() + seconds
+    code, end = None, time.monotonic() + seconds
+    with tempfile.NamedTemporaryFile('w') as out, open(out.name) as rows:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, start_new_session=True)
         try:
-            while time.monotonic() < end:
-                stopping.check()
-                if not select.select([process.stdout], [], [], stopping.POLL)[0]:
-                    continue
-                line = process.stdout.readline()
-                if not line:
-                    break
-                yield Row(*json.loads(line))
-            else:
-                raise RunFailed(f'ended after {seconds} s')
-            code = process.wait()
+            while code is None and time.monotonic() < end:
+                stopping.sleep(stopping.POLL)
+                code = process.poll()
+                yield from (Row(*json.loads(line)) for line in rows.readlines())
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code is None:
+        raise RunFailed(f'ended after {seconds} s')
     if code:
         raise (UserError if code == 2 else RunFailed)(f'its process ended with exit code {code}')
 
