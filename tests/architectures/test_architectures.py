@@ -7,6 +7,7 @@ import zipfile
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 
 import architectures
 from architectures import conv4, pretrainedmodels_models, resnet50, weights
@@ -308,6 +309,38 @@ def lite0_of_the_package(state, x):
             x = depthwise_and_pointwise(state, prefix, x, stride if block == 0 else 1)
             x, number = x + before if block else x, number + 1
     return F.relu6(norm(state, '_bn1', F.conv2d(x, state['_conv_head.weight']))).mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize('names', ['torchvision', 'timm', 'first', 'first, with a last layer of its own'])
+def test_mobilenet_v2_takes_weights_under_four_kinds_of_names(names, opt, tmp_path):
+    """Sorted, as safetensors writes them; timm's network itself gives the expected features."""
+    timm = pytest.importorskip('timm')
+    network = timm.create_model('mobilenetv2_100').eval()
+    state = {name: value + .02 * torch.rand_like(value) if value.is_floating_point() else value
+             for name, value in network.state_dict().items()}
+    network.load_state_dict(state)
+    own = [name for name in torchvision.models.mobilenet_v2().state_dict() if not name.endswith('num_batches_tracked')]
+    given = [name for name in state if not name.endswith('num_batches_tracked')]
+    under = dict(zip(own, (state[name] for name in given), strict=True))               # the layers in the same order
+    if names == 'timm':
+        under = state
+    elif names != 'torchvision':
+        flat = {'0.0': '0', '0.1': '1', '1.0': '3', '1.1': '4', '2': '6', '3': '7'}
+        last = {'features.18.0.': 'conv.0.', 'features.18.1.': 'conv.1.'} if names != 'first' else {}
+
+        def renamed(name):
+            found = re.fullmatch(r'(features\.(\d+)\.conv)\.([\d.]+)\.(\w+)', name)
+            if found:
+                place, number, layer, parameter = found.groups()
+                layers = flat | {'1': '3', '2': '4'} if number == '1' else flat
+                return f'{place}.{layers[layer]}.{parameter}'
+            return next((new + name.removeprefix(old) for old, new in last.items() if name.startswith(old)), name)
+
+        under = {renamed(name): value for name, value in under.items()}
+    torch.save(dict(sorted(under.items())), tmp_path / 'w.pth')
+    model = architectures.select(opt(arch='mobilenet_v2_frozen', weights=str(tmp_path / 'w.pth'))).eval()
+    images = torch.rand(2, 3, 64, 64)
+    torch.testing.assert_close(model.backbone(images), network.global_pool(network.forward_features(images)))
 
 
 def test_efficientnet_lite0_takes_the_names_of_its_package(opt, tmp_path):
