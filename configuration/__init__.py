@@ -27,6 +27,7 @@ REMOVED = {
 # Flags that no longer exist, and that changed no result
 REMOVED_WITHOUT_EFFECT = {'language_model'}
 REMOVED_PICTURES = {'umap', 'utility', 'confidence'}
+REMOVED_EMBEDDING = ('decode', 'prompts', 'prompt_depth')     # on which embeddings depended
 TAG = 'before-0.2'                                            # the last code that has them
 
 
@@ -156,6 +157,11 @@ def without_removed(place, settings):
 def embedding_settings(opt):
     """{flag: value} of the flags on which the embedding of an image depends, beside the weights."""
     return {name: getattr(opt, name) for name in parameters.flags_with('embedding')}
+
+
+def settings_in_id(opt):
+    """The settings in the id of a network: with those of earlier versions, so that it fits the indexes made by them."""
+    return {name: REMOVED[name] for name in REMOVED_EMBEDDING} | embedding_settings(opt)
 
 
 def secret_variables(opt):

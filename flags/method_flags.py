@@ -126,7 +126,7 @@ def expected(values, given):
 
 
 def expected_number(values, kind, given):
-    """As expected(), for a number. kind: int or float."""
+    """What a flag of numbers takes, as text, where `given` does not fit; otherwise None. kind: int or float."""
     above = values.get('above', -math.inf)
     low = values.get('at_least', -math.inf)
     high = values.get('at_most', math.inf)

@@ -201,14 +201,20 @@ def train(flags, dtype=torch.float64, device='cpu', **of_network):
         losses.append(scalars['loss'].detach())
         return embeddings, scalars
 
+    def keep(optimizer, *_):
+        gradients.update({parameter: parameter.grad.clone() for group in optimizer.param_groups
+                          for parameter in group['params'] if parameter.grad is not None})
+
+    gradients = {}
+    for optimizer in step.optimizers:
+        optimizer.register_step_pre_hook(keep)
     built.step, logs = recorded, []
     for epoch in range(1, opt.n_epochs + 1):
         logs.append(main.train_epoch(opt, built, loader, epoch))
-        built.note_unsaved_state()
     modules = {'network': built.model, 'criterion': built.criterion}
     return {name: tensors_of(module.state_dict()) for name, module in modules.items()} | {
-        'gradients': {f'{part} {name}': parameter.grad for part, module in modules.items()
-                      for name, parameter in module.named_parameters() if parameter.grad is not None},
+        'gradients': {f'{part} {name}': gradients[parameter] for part, module in modules.items()
+                      for name, parameter in module.named_parameters() if parameter in gradients},
         'losses': {'losses': torch.stack(losses)}, 'logs': logs}
 
 

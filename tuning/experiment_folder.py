@@ -99,7 +99,7 @@ class Options:
         return value
 
     def take(self, name, kind, default=None):
-        """As look(), and takes the option out. default: the value where there is none."""
+        """An option's value, which is taken out; `default` where there is none. Raises UserError for another kind."""
         value = self.look(name, kind)
         self.values.pop(name, None)
         return default if value is None else value

@@ -79,7 +79,7 @@ def command(given):
 def translated(options, notes):
     """Options -> ({flag of main.py: value}, {option: value} without a counterpart); adds to the list of notes."""
     settings = {'scheduler': 'none'}
-    for translate in (plain, data_set, splits, network, experiment_losses.translate, optimizers,
+    for translate in (renamed_options, data_set, splits, network, experiment_losses.translate, optimizers,
                       experiment_images.translate, evaluation):
         translate(options, settings, notes)
     for name, kind in WITHOUT_INFLUENCE.items():
@@ -91,7 +91,7 @@ def translated(options, notes):
     return settings, options.left_over()
 
 
-def plain(options, settings, notes):
+def renamed_options(options, settings, notes):
     """The options that are a flag with the same value."""
     for option, (flag, kind) in PLAIN.items():
         value = options.take(option, kind)
