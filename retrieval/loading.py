@@ -106,7 +106,7 @@ def load(run, device='auto'):
 
 
 def restore(opt, run):
-    """As load(), with the flags of the namespace `opt`."""
+    """The Network of a run, and the Transform of its images, with the flags of the namespace `opt`."""
     with preserved():
         model = parts.restore_network(opt, run)
     return Network(opt, model, run), Transform(datasets.pipelines(opt, model.input_size)[1])

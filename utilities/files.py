@@ -100,7 +100,7 @@ def require_writable(file, flag):
 
 
 def require_writable_folder(folder, flag):
-    """As require_writable, for a folder, which may not exist yet."""
+    """Raises UserError if nothing can be written into the folder that `flag` names, which may not exist yet."""
     folder = Path(folder)
     try:
         above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
