@@ -4,12 +4,12 @@ import inspect
 
 import torch
 
-import criteria
 from optimization import restoring
 from optimization.groups import check_once, network_groups
 from optimization.schedule import Schedule
 from utilities import device
 from utilities.errors import UserError, nearest
+from utilities.parameter_groups import optimizers, parameter_groups
 
 # {optimizer of torch.optim that cannot train a run: why}
 UNFIT = {'lbfgs': 'it computes the loss several times in a step, by a closure, and a run computes it once',
@@ -39,11 +39,12 @@ def select(opt, model, criterion, n_steps=1):
     """
     network = [{'weight_decay': opt.decay} | group for group in network_groups(opt, model)]
     own = [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
-           for group in criteria.parameter_groups(criterion)]
-    by_criterion = criteria.optimizers(criterion)
+           for group in parameter_groups(criterion)]
+    by_criterion = optimizers(criterion)
     check_once(network + own, by_criterion)
     for optimizer in by_criterion:
         if type(optimizer) in OPTIMIZERS.values():           # the names of the state of others are not known
+            restoring.name_kind(optimizer)
             optimizer.register_load_state_dict_pre_hook(restoring.require_kind)
     embedding = [group for group in network if group['name'].startswith('embedding')]
     groups = [group for group in network if not group['name'].startswith('embedding')]
@@ -68,6 +69,7 @@ def build(opt, flag, groups):
         optimizer = OPTIMIZERS[name](groups, **default | arguments_of_flags(opt, flag) | own)
     except (ValueError, RuntimeError) as error:                # Muon takes matrices only
         raise UserError(f'--{flag} {name}: {" ".join(str(error).split())[:200]}') from None
+    restoring.name_kind(optimizer)
     optimizer.register_load_state_dict_pre_hook(restoring.as_built)
     return optimizer
 

@@ -1,6 +1,5 @@
 """The flags: the public code's names and defaults, config files, and sentences for what cannot be."""
 import argparse
-import functools
 import math
 import re
 import shlex
@@ -20,7 +19,8 @@ import Retrieve_Images
 from architectures import embedding_layer, pooling
 from datasets import splits
 from flags import command_line, help_texts
-from utilities import errors
+from tests.conftest import BUILD
+from utilities import errors, yaml_text
 from utilities.errors import UserError
 
 # Name, type and default as users of the public code of Roth et al. know them.
@@ -50,13 +50,8 @@ PUBLIC_METRICS = """e_recall@1 e_recall@2 e_recall@4 nmi f1 mAP_1000 mAP_lim mAP
 dists@intra_over_inter rho_spectrum@0 rho_spectrum@-1 rho_spectrum@1 rho_spectrum@2 rho_spectrum@10"""
 
 
-@functools.cache
-def parser():
-    return parameters.build()
-
-
 def parse(text):
-    return configuration.parse(shlex.split(text), parser=parser())
+    return configuration.parse(shlex.split(text))
 
 
 def test_every_public_flag_has_its_name_and_default():
@@ -186,9 +181,10 @@ def completed(script, line):
     return done.stdout.split()
 
 
-def test_the_shell_completes_flags_and_names(capsys):
+def test_the_shell_completes_flags_and_names(capsys, monkeypatch):
+    monkeypatch.setattr(parameters, 'build', BUILD)                    # it changes the parser, and ends
     with pytest.raises(SystemExit):
-        configuration.parse(['--print_completion', 'bash'])            # changes its parser
+        configuration.parse(['--print_completion', 'bash'])
     script = capsys.readouterr().out
     assert completed(script, 'main.py --loss_margin_b') == [
         '--loss_margin_beta', '--loss_margin_beta_lr', '--loss_margin_beta_constant', '--loss_margin_beta_shared']
@@ -303,12 +299,12 @@ def test_settings_survive_the_way_through_a_file(tmp_path):
 
 
 def test_a_yaml_text_may_have_many_values_and_aliases_but_not_any_length(monkeypatch):
-    assert len(command_line.read_yaml('many: [' + 20_000 * '1, ' + ']')['many']) == 20_000
-    assert command_line.read_yaml('a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}\n') == {
+    assert len(yaml_text.read_yaml('many: [' + 20_000 * '1, ' + ']')['many']) == 20_000
+    assert yaml_text.read_yaml('a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}\n') == {
         'a': [1, 2], 'b': [1, 2], 'c': {'d': [1, 2]}}
-    monkeypatch.setattr(command_line, 'LONGEST', 3)
+    monkeypatch.setattr(yaml_text, 'LONGEST', 3)
     with pytest.raises(ValueError, match='longer than 3 characters'):
-        command_line.read_yaml('a: 1')
+        yaml_text.read_yaml('a: 1')
 
 
 def test_what_yaml_makes_of_values_that_are_texts_or_begin_with_a_dash(tmp_path):
