@@ -1,6 +1,7 @@
 """
-The start of a script, and its end by Ctrl-C or SIGTERM. The handler of signals only notes the request; loops call check() where they can stop, which then raises
-KeyboardInterrupt. An exception raised by the handler itself could vanish in a callback whose exceptions Python ignores.
+The start of a script, and its end by Ctrl-C or SIGTERM. The handler of signals only notes the request; loops call
+check() where they can stop, which then raises KeyboardInterrupt. An exception raised by the handler itself could vanish
+in a callback whose exceptions Python ignores.
 """
 import contextlib
 import importlib.util
@@ -24,7 +25,10 @@ parent = None                                  # the process that had started it
 
 
 def begin(script):
-    """Before a script imports packages for seconds: until install() is called again, signals end this process at once. Ends it if a package is not installed."""
+    """
+    To be called before a script imports packages for seconds: until install() is called again, signals end this
+    process at once. Ends it with a line if a package is not installed.
+    """
     install(at_once=True)
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
