@@ -62,6 +62,8 @@ def pytest_xdist_auto_num_workers():
     return n_cores() + 1
 
 
+REASONS = {'cuda': 'needs an NVIDIA GPU: make test-gpu', 'sim': 'needs a simulated accelerator: make test-device'}
+
 # The files that take longest. They begin first, so that at the end no process is left alone with one of them.
 LONGEST = ('test_training_step.py', 'test_reliability.py', 'test_processes.py', 'test_search.py', 'test_hubconf.py',
            'test_export.py', 'test_resume.py', 'test_main.py', 'test_edits.py', 'test_folds.py', 'test_rectangular.py',
@@ -72,8 +74,9 @@ LONGEST = ('test_training_step.py', 'test_reliability.py', 'test_processes.py', 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if any(GPU not in (mark.args or ['cuda', 'sim']) for mark in item.iter_markers('gpu')):
-            item.add_marker(pytest.mark.skip(reason='needs an NVIDIA GPU: make test-gpu'))
+        for mark in item.iter_markers('gpu'):
+            if GPU not in (mark.args or REASONS):
+                item.add_marker(pytest.mark.skip(reason=REASONS[(*mark.args, 'cuda')[0]]))
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
