@@ -110,15 +110,3 @@ def select(opt, images, criterion=None):
     if public.has_storage(module) and getattr(sampler, 'requires_storage', True):
         return public.PublicSampler(opt, sampler, images.image_list)
     return sampler
-
-
-def fill_storage(sampler, embed):
-    """Before an epoch: fills the memory bank of a sampler that has one; embed() -> training embeddings [N, D]."""
-    if hasattr(sampler, 'storage'):
-        sampler.storage.fill(embed)
-
-
-def update_storage(sampler, embeddings, indices):
-    """After a step: updates a sampler's memory bank with the batch's embeddings [B, D] and image indices [B]."""
-    if hasattr(sampler, 'storage'):
-        sampler.storage.update(embeddings, indices)

@@ -165,8 +165,6 @@ class TrainingLoader:
 
     def sampled(self, epoch):
         """The epoch's batches, lists of (index, seed); the views of an image follow each other."""
-        if hasattr(self.sampler, 'set_epoch'):
-            self.sampler.set_epoch(epoch)
         n_batches = self.opt.iterations_per_epoch or len(self.sampler)
         endless = itertools.chain.from_iterable(itertools.repeat(self.sampler))          # begins again where it ends
         seeds = (derive(self.opt.seed, epoch, position) for position in itertools.count())
