@@ -197,9 +197,6 @@ def finish_records(opt, embedded, split, records, state):
 
 def work(arguments):
     """Carries out a command line: a run, or the evaluation of a network that is trained already."""
-    if any(argument.startswith('--reproduce_results') for argument in arguments):
-        from tuning import powerful_benchmarker
-        arguments = [*powerful_benchmarker.command(arguments), *arguments]
     opt = configuration.parse(arguments)
     if opt.auto_resume and not opt.resume:
         opt = continued(opt, arguments)

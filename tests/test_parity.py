@@ -277,8 +277,8 @@ def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(tmp_pat
     lines = [line.removeprefix(f'{tmp_path}/code/') for line in out.splitlines()]
     assert lines[0] == 'criteria: 4 of 7', out
     assert lines[1].startswith('  multisimilarity.py: RuntimeError: stack expects a non-empty TensorList (multisim')
-    assert lines[2].startswith('  own_undeclared.py: criteria/own_undeclared.py, line ')
-    assert "--loss_own_lrmulti, which parameters.py does not declare; declare it there: add('--loss_own" in lines[2]
+    assert lines[2].startswith('  own_undeclared.py: the flag --loss_own_lrmulti is read, which parameters.py ')
+    assert "which parameters.py does not declare; declare it there: add('--loss_own" in lines[2]
     assert lines[3].startswith('  snr.py: main.py: the run failed: Epoch 1, step 1: the loss is nan')
     assert lines[4] == 'batchminer: 3 of 4' and '  own_none.py: --batch_mining own_none: it returned None' in lines[5]
     assert lines[6:8] == ['datasampler: 3 of 3', 'architectures: 2 of 3']

@@ -34,12 +34,11 @@ FEW = ['--evaluation_metrics', 'e_recall@1', 'nmi', 'rho_spectrum@0']
 # Killed at any write, before or after the file takes its place; a child process per attempt, forked from one that has
 # imported everything. argv: a JSON list of command lines; each runs in a child that is killed at the n-th write.
 KILLER = """
-import functools, json, os, signal, sys
+import json, os, signal, sys
 import configuration
 import main
 import parameters
 
-main.parameters.build = functools.cache(main.parameters.build)
 main.parameters.build()
 for arguments, kill_at, before in json.loads(sys.argv[1]):
     child = os.fork()
