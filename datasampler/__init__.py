@@ -107,6 +107,8 @@ def select(opt, images, criterion=None):
             raise
         raise UserError(f'--views {opt.views}: of --bs {opt.bs}, the sampler chooses {of_images.bs} images, which '
                         f'are its --bs: {error}') from None
+    if hasattr(sampler, 'set_epoch') and not hasattr(sampler, 'start_epoch'):
+        raise UserError(f'--data_sampler {opt.data_sampler}: its method set_epoch is never called; name it start_epoch')
     if public.has_storage(module) and getattr(sampler, 'requires_storage', True):
         return public.PublicSampler(opt, sampler, images.image_list)
     return sampler
