@@ -143,7 +143,8 @@ def evaluate(opt, built, epoch):
 
 def train_epoch(opt, built, loader, epoch):
     """Trains one epoch; returns its scalars for the log. Raises RunFailed when a loss or gradient is not finite."""
-    seed_everything(derive(opt.seed, epoch))
+    rank = processes.rank()                       # process 0 draws for the whole batch, the others for their parts
+    seed_everything(derive(opt.seed, epoch, rank) if rank else derive(opt.seed, epoch))
     built.call('start_epoch', epoch)
     trace = Trace(epoch, built.skipped_in_a_row)
     batches = loader.epoch(epoch)

@@ -75,12 +75,13 @@ class Parts:
     def offering(self, name):
         """
         [(part, object)] of what has a method of this name: the parts and all that is inside them. The network comes
-        last, since embedding images, in a method of another part, leaves it in evaluation mode.
+        late, since embedding images, in a method of another part, leaves it in evaluation mode; then the step, which
+        gives all processes the same weights.
         """
         order = [*vars(self)]
         found = [(root(place), thing) for place, thing in reached(self)[1].items()
                  if place and callable(getattr(thing, name, None))]
-        return sorted(found, key=lambda one: (one[0] == 'model', order.index(one[0])))
+        return sorted(found, key=lambda one: (one[0] == 'step', one[0] == 'model', order.index(one[0])))
 
     def call(self, name, *arguments):
         """
