@@ -352,6 +352,7 @@ def put(thing, name, value, persistent):
         setattr(thing, name, value)
 
 
+@torch.no_grad()
 def set_gradient(leaf, rows, have):
     """rows [n, ...]: of n processes. With another number of processes, process 0 gets their sum."""
     rank = processes.rank()
@@ -359,7 +360,7 @@ def set_gradient(leaf, rows, have):
         rows = rows.sum(dim=0, keepdim=True)
         have = [True] + [False] * rank
     if have[rank]:
-        leaf.grad = rows[rank].view(leaf.shape).to(leaf).contiguous()
+        leaf.grad = torch.empty_like(leaf).copy_(rows[rank].view(leaf.shape))              # in the layout of the leaf
 
 
 def take_over(thing, state):
