@@ -4,14 +4,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from utilities import startup
+from utilities import stopping
 
 if __name__ == '__main__':
-    startup.begin('main.py')                                 # before the imports, which take seconds
+    stopping.begin('main.py')                                 # before the imports, which take seconds
 
 from tqdm import tqdm
 
-import batch_mining
 import configuration
 import datasampler
 import evaluation
@@ -23,7 +22,7 @@ from records.checkpoint import Checkpoint
 from records.columns import Column
 from records.trace import Trace
 from records.writing import Records
-from utilities import errors, processes, stopping
+from utilities import errors, plotting, processes
 from utilities.errors import RunFailed, UserError
 from utilities.loading import TrainingLoader
 from utilities.randomness import derive, seed_everything
@@ -76,11 +75,13 @@ def begin(opt, arguments):
 
 
 def print_notes(opt, built):
-    """Notes on data that differ from those of --reproduce, and on flags for which the run is too short."""
+    """Notes on data that differ from those of --reproduce, and on flags that train nothing or come too late."""
     if opt.reproduce:
         changed = run_folder.changed_data(run_folder.read(opt.reproduce), built.data.description)
         if changed:
             print(f'Note: the data have {changed} than {opt.reproduce}.')
+    if opt.n_epochs and not opt.lr and opt.fc_lr <= 0:
+        print('Note: --lr 0 trains no weight of the network', file=sys.stderr)
     for sentence in effects.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
         print(f'Note: {sentence}', file=sys.stderr)
 
@@ -138,16 +139,15 @@ def evaluate(opt, built, epoch):
     if built.ema:
         averaged, _ = evaluation.evaluate(opt, built.ema.average, built.data, built.criterion, epoch)
         row |= {columns.ema_column(name): value for name, value in averaged.items() if isinstance(value, float)}
+    built.call('evaluated', row, embedded if processes.is_main() else {}, epoch)
     return row, embedded
 
 
 def train_epoch(opt, built, loader, epoch):
     """Trains one epoch; returns its scalars for the log. Raises RunFailed when a loss or gradient is not finite."""
-    model = built.model
-    datasampler.fill_storage(built.sampler, lambda: evaluation.embed(
-        opt, model, built.data.evaluation['train'], 'train').embeddings)
-    seed_everything(derive(opt.seed, epoch))
-    built.start_epoch(epoch)
+    rank = processes.rank()                       # process 0 draws for the whole batch, the others for their parts
+    seed_everything(derive(opt.seed, epoch, rank) if rank else derive(opt.seed, epoch))
+    built.call('start_epoch', epoch)
     trace = Trace(epoch, built.skipped_in_a_row)
     batches = loader.epoch(epoch)
     bar = tqdm(loader.watched(batches, epoch), desc=f'epoch {epoch}', total=len(batches), leave=False, disable=None)
@@ -157,10 +157,8 @@ def train_epoch(opt, built, loader, epoch):
         trace.add(**scalars)
         if built.ema:
             built.ema.update()
-        if processes.is_main():                              # it alone keeps the sampler's memory bank
-            datasampler.update_storage(built.sampler, embeddings, indices)
-        batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
-                              lambda metrics: evaluation.validate(opt, model, built.data, metrics))
+        if processes.is_main():
+            built.call('stepped', embeddings, labels, indices, step)
     scalars = trace.summary()
     built.skipped_in_a_row = trace.skipped_in_a_row
     return scalars | built.schedule.rates()
@@ -185,11 +183,11 @@ def finish(opt, built, embedded, records, state):
 def finish_records(opt, embedded, split, records, state):
     """The part of finish() that process 0 does alone. embedded: the Embedded of `split`."""
     plots = state.folder / 'plots'
-    panel = None
-    if opt.pictures != ['none']:
-        panel = state.folder / f'retrieval_{split}.png'
+    panel = state.folder / f'retrieval_{split}.png'
+    saved = []
+    if opt.pictures != ['none'] and plotting.is_possible():
         evaluation.curves.plot(records.rows, plots, single=evaluation.curves.SINGLE in opt.pictures)
-    saved = evaluation.pictures.save(opt, embedded, split, plots, panel)
+        saved = evaluation.pictures.save(opt, embedded, split, plots, panel)
     if panel in saved:
         records.picture(f'retrieval/{split}', panel)
     records.summarise(state, finished=True)

@@ -4,12 +4,12 @@ import inspect
 
 import torch
 
-import criteria
 from optimization import restoring
 from optimization.groups import check_once, network_groups
 from optimization.schedule import Schedule
 from utilities import device
 from utilities.errors import UserError, nearest
+from utilities.parameter_groups import optimizers, parameter_groups
 
 # {optimizer of torch.optim that cannot train a run: why}
 UNFIT = {'lbfgs': 'it computes the loss several times in a step, by a closure, and a run computes it once',
@@ -31,17 +31,17 @@ def optimizer_name(text):
                                      f'{nearest(name, OPTIMIZERS)}')
 
 
-def select(opt, model, criterion, n_steps=1):
+def select(opt, model, criterion, n_steps=1, more=()):
     """
     The optimizer --optim of backbone, embedding layer and criterion, and the Schedule of its learning rates; with
     --embed_optim or --loss_optim, the embedding layer or the criterion has an optimizer of its own, in
-    Schedule.further. n_steps: number of steps per epoch.
+    Schedule.further. n_steps: number of steps per epoch. more: optimizer groups of other parts, which have names.
     """
     network = [{'weight_decay': opt.decay} | group for group in network_groups(opt, model)]
     own = [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
-           for group in criteria.parameter_groups(criterion)]
-    by_criterion = criteria.optimizers(criterion)
-    check_once(network + own, by_criterion)
+           for group in parameter_groups(criterion)]
+    by_criterion = optimizers(criterion)
+    check_once(network + own + [*more], by_criterion)
     for optimizer in by_criterion:
         if type(optimizer) in OPTIMIZERS.values():           # the names of the state of others are not known
             restoring.name_kind(optimizer)
@@ -54,6 +54,7 @@ def select(opt, model, criterion, n_steps=1):
             groups += of_part
         else:
             further[f'{part}_optimizer'] = build(opt, f'{part}_optim', of_part)
+    groups += [{'weight_decay': opt.decay} | group for group in more]
     optimizer = build(opt, 'optim', groups)
     return optimizer, Schedule(opt, optimizer, n_steps, further)
 

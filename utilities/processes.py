@@ -29,12 +29,24 @@ CONNECTING = timedelta(minutes=10)       # limit from the first process that con
 PATIENCE = timedelta(days=365)           # limit of waiting for the work of process 0
 HERE = '127.0.0.1'                       # the address of this machine that no other machine reaches
 store = None                             # the store that all processes share
+is_alone = False                         # whether this process is in the block of alone()
 patient = None                           # the gloo group of all processes whose limit is PATIENCE
 
 
 def connected():
     """Whether this process is one of several that compute one run."""
-    return dist.is_available() and dist.is_initialized()
+    return not is_alone and dist.is_available() and dist.is_initialized()
+
+
+@contextlib.contextmanager
+def alone():
+    """In the block, which one process enters, it computes as if it were the only one; the others wait for it later."""
+    global is_alone
+    is_alone = True
+    try:
+        yield
+    finally:
+        is_alone = False
 
 
 def rank():
@@ -112,7 +124,7 @@ def together():
             yield
             dist.barrier(group=patient)                      # until process 0 has written everything
     except Exception as error:
-        if store.compare_set('first to fail', '', str(rank())) != str(rank()).encode():
+        if not is_first_to_fail():
             code = 2 if isinstance(error, UserError) else 1
             raise Ended(code) from None
         if isinstance(error, (UserError, RunFailed)):
@@ -120,6 +132,14 @@ def together():
         traceback.print_exc()
         raise Ended(1) from None
     dist.destroy_process_group()
+
+
+def is_first_to_fail():
+    """Notes that this process has failed, and returns whether none did before, as far as this can be asked."""
+    try:
+        return store.compare_set('first to fail', '', str(rank())) == str(rank()).encode()
+    except RuntimeError:                                     # process 0, which may hold the store, was killed
+        return True
 
 
 def connect():
@@ -166,7 +186,7 @@ def ending_together():
         if not connected():
             raise
         if not isinstance(error, dist.DistError) and 'gloo' not in str(error):
-            store.compare_set('first to fail', '', str(rank()))      # before others fail since the run folder is gone
+            is_first_to_fail()                               # noted before others fail since the run folder is gone
             raise
         stopping.sleep(1)                        # the launcher stops this process when another has ended
         raise RunFailed('Another process of the run was killed or cannot be reached any more.') from None

@@ -47,11 +47,6 @@ def lists_from_masks(positives, negatives, name):
     return anchors, row_indices(positives), row_indices(negatives)
 
 
-def has_storage(module):
-    """Whether the Sampler of a file fills a memory bank of its own."""
-    return hasattr(module.Sampler, 'create_storage')
-
-
 class AsNetwork(torch.nn.Module):
     """Stands for the network in the methods of a sampler. Its input are embeddings, which it returns."""
 
@@ -71,6 +66,12 @@ class PublicStorage:
         self.labels = torch.tensor([label for _, label in image_list])
         self.refill = opt.data_idx_full_prec
         self.is_filled = False
+
+    def start_epoch(self, epoch):
+        self.fill(self.embed)
+
+    def stepped(self, embeddings, labels, indices, step):
+        self.update(embeddings, indices)
 
     def fill(self, embed):
         """Before an epoch. embed: () -> [N, D] embeddings of all training images; called only if needed."""
