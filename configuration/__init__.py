@@ -31,17 +31,15 @@ REMOVED_EMBEDDING = ('decode', 'prompts', 'prompt_depth')     # on which embeddi
 TAG = 'before-0.2'                                            # the last code that has them
 
 
-def parse(arguments, defaults=None, parser=None):
+def parse(arguments, defaults=None):
     """
     The command line's arguments, a list of strings -> the namespace.
 
     The values come from `defaults`, {flag: value}, the settings of a run folder (--resume, --reproduce, --evaluate),
     the --config files and the command line; later sources override earlier ones. `given` in the namespace lists the
     flags of the command line and the --config files. Raises UserError for whatever the user must change.
-
-    parser: what parameters.build() gives, for callers that parse many command lines.
     """
-    parser = parser or parameters.build()
+    parser = parameters.build()
     mode = parser.parse_args(arguments)
     folders = [folder for folder in (mode.resume, mode.reproduce, mode.evaluate) if folder]
     if len(folders) > 1:

@@ -67,7 +67,7 @@ class Matryoshka(torch.nn.Module):
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
         if self.miner is not None:
-            self.given.tuples = self.miner(batch, labels)
+            self.given.of_step.tuples = self.miner(batch, labels)
         shared = dict(self.criterion.named_parameters())
         values = []
         log = {}
