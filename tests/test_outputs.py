@@ -23,6 +23,7 @@ MACHINE = ['--device', 'cpu', '--kernels', '0']
 # command: (what the test calls, its arguments, the flag in the sentence, what does the work)
 COMMANDS = {
     'export': (Evaluate_Network, '{run} export {out}.pt2', 'export', (loading, 'restore')),
+    'hub': (Evaluate_Network, '{run} export --hub {out}', 'export', (loading, 'restore')),
     'embeddings': (Evaluate_Network, '{run} embeddings {out}.npz', 'embeddings', (protocol, 'embed_splits')),
     'pictures': (Evaluate_Network, '{run} pictures {out} --pictures distances', 'pictures', (pictures, 'embed_splits')),
     'latex': (Result_Evaluations, '--runs {runs} --latex {out}.tex', '--latex', (results.runs, 'collect')),
@@ -84,7 +85,7 @@ def test_a_place_that_takes_nothing_is_refused_before_the_work(name, places, tmp
     assert sorted(path for place in (places['runs'], places['index']) for path in place.rglob('*')) == before
 
 
-@pytest.mark.parametrize('name', ['embeddings', 'latex', 'figures', 'suspects', 'add'])
+@pytest.mark.parametrize('name', ['embeddings', 'hub', 'latex', 'figures', 'suspects', 'add'])
 def test_a_disk_that_fills_up_is_a_sentence_that_names_the_file(name, places, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(files, 'BLOCK', 1)
     with full_after(60):

@@ -20,7 +20,7 @@ from architectures import embedding_layer, pooling
 from datasets import splits
 from flags import command_line, help_texts
 from tests.conftest import BUILD
-from utilities import errors
+from utilities import errors, yaml_text
 from utilities.errors import UserError
 
 # Name, type and default as users of the public code of Roth et al. know them.
@@ -235,6 +235,9 @@ def test_completion_without_shtab_is_refused_by_a_sentence(monkeypatch):
     ('--split_scheme mlrc --use_tv_split', '--use_tv_split: --split_scheme mlrc validates on --fold 0'),
     ('--group a/b', '--group a/b: it names a folder and must not hold a slash'),
     ('--savename ..', '--savename ..: it names a folder'),
+    (f'--savename {"x" * 300}', r'--savename x{40}\.\.\.: it names a folder and has 300 bytes; at most 200 fit'),
+    ('--lr 1_0', '--lr: expected a number of at least 0, not 1_0'),
+    ('--bs １２', '--bs: expected a whole number of at least 1, not １２'),
     ("--group 'a\nb'", r"--group 'a\\nb': it names a folder and must not hold line breaks"),
     ('--group a\udcffb', r"'a\\udcffb': a flag cannot contain a NUL byte or bytes that are not UTF-8"),
     ("--source_path 'a\0b'", 'a flag cannot contain a NUL byte'),
@@ -299,12 +302,12 @@ def test_settings_survive_the_way_through_a_file(tmp_path):
 
 
 def test_a_yaml_text_may_have_many_values_and_aliases_but_not_any_length(monkeypatch):
-    assert len(command_line.read_yaml('many: [' + 20_000 * '1, ' + ']')['many']) == 20_000
-    assert command_line.read_yaml('a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}\n') == {
+    assert len(yaml_text.read_yaml('many: [' + 20_000 * '1, ' + ']')['many']) == 20_000
+    assert yaml_text.read_yaml('a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}\n') == {
         'a': [1, 2], 'b': [1, 2], 'c': {'d': [1, 2]}}
-    monkeypatch.setattr(command_line, 'LONGEST', 3)
+    monkeypatch.setattr(yaml_text, 'LONGEST', 3)
     with pytest.raises(ValueError, match='longer than 3 characters'):
-        command_line.read_yaml('a: 1')
+        yaml_text.read_yaml('a: 1')
 
 
 def test_what_yaml_makes_of_values_that_are_texts_or_begin_with_a_dash(tmp_path):

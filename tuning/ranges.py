@@ -13,9 +13,11 @@ from optuna.distributions import (
 )
 
 import parameters
+import parts
 from flags import command_line, hints
 from flags.help_texts import facts
 from utilities.errors import UserError
+from utilities.yaml_text import read_yaml
 
 TUNABLE = ('network', 'training', 'batch creation', 'batch mining', 'losses')         # groups of flags
 
@@ -65,7 +67,7 @@ def tuned_settings(params):
         name, _, argument = flag.partition('.')
         if argument:
             mapping, = settings.setdefault(name, [{}])
-            mapping[argument] = command_line.read_yaml(value) if isinstance(value, str) else value
+            mapping[argument] = read_yaml(value) if isinstance(value, str) else value
         else:
             settings[name] = value
     return settings
@@ -118,7 +120,7 @@ def numbers(parser, flag, rest, where):
 def require_accepted(parser, flag, value, where):
     """Raises UserError where main.py would refuse the value of the flag."""
     try:
-        parser.parse_args(command_line.tokens(tuned_settings({flag: value})))
+        parts.check_names(parser.parse_args(command_line.tokens(tuned_settings({flag: value}))))
     except UserError as error:
         raise UserError(f'{where}: {error}') from None
 

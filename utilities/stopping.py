@@ -1,26 +1,52 @@
 """
-Ctrl-C and SIGTERM. The handler only notes the request; loops call check() where they can stop, which then raises
-KeyboardInterrupt. An exception raised by the handler itself could vanish in a callback whose exceptions Python ignores.
+The start of a script, and its end by Ctrl-C or SIGTERM. The handler of signals only notes the request; loops call
+check() where they can stop, which then raises KeyboardInterrupt. An exception raised by the handler itself could vanish
+in a callback whose exceptions Python ignores.
 """
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+from pathlib import Path
 
+NEEDED = ('torch', 'torchvision', 'numpy', 'PIL', 'yaml', 'tqdm')             # packages that every run imports
+ENVIRONMENT = Path(__file__).resolve().parents[1] / '.venv'
 POLL = 0.2                                           # seconds between two checks while waiting
+BOUNCE = 1.0                                         # seconds after a request in which another Ctrl-C is the same one
 GRACE = 10                                           # seconds that a process has to end by itself after a request
 COMPILING = 5                                        # seconds that a step which may compile goes on after a request
 requested = False                              # whether to stop; other code may set it, too
+asked_at = 0.0                                 # the time of the first request
 immediate = False                              # whether a signal ends the process at once
 owner = None                                   # the process that is to stop; data workers inherit the handler
 parent = None                                  # the process that had started it, at the first install()
 
 
+def begin(script):
+    """
+    To be called before a script imports packages for seconds: until install() is called again, signals end this
+    process at once. Ends it with a line if a package is not installed.
+    """
+    install(at_once=True)
+    if 'RANK' in os.environ:                         # torch prints frames of C++ where a process was killed
+        os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        way = ('Use the environment: source .venv/bin/activate' if (ENVIRONMENT / 'installed').exists() else
+               'make .venv/installed makes an environment that has it; then: source .venv/bin/activate')
+        print(f'{script}: error: {missing[0]} is not installed for {sys.executable or "this Python"}. {way} '
+              '(docs/start.md)', file=sys.stderr)
+        sys.exit(2)
+
+
 def install(at_once=False):
     """
-    Makes Ctrl-C and SIGTERM requests to stop at the next check(). A second Ctrl-C ends the process at once.
+    Makes Ctrl-C and SIGTERM requests to stop at the next check(). A second Ctrl-C, after BOUNCE seconds, ends the
+    process at once.
 
     at_once: whether the first signal ends the process at once, with a line and exit code 130: while a program imports
              its packages, nothing checks for requests, and nothing has to be cleaned up.
@@ -35,7 +61,7 @@ def install(at_once=False):
 
 
 def on_signal(number, frame):
-    global requested
+    global requested, asked_at
     if os.getpid() != owner:                     # a terminal signals data workers as well; the main process ends them
         return
     says_it = os.environ.get('RANK', '0') == '0'                    # only one of a run's processes prints
@@ -43,12 +69,14 @@ def on_signal(number, frame):
         if says_it:
             os.write(2, b'\nStopped while the program was starting.\n')
         os._exit(130)
-    again = requested
+    before = requested
     requested = True                                                # before all else: another signal may interrupt this
-    if number == signal.SIGINT and again:
+    if not before:
+        asked_at = time.monotonic()
+    if number == signal.SIGINT and before and time.monotonic() - asked_at > BOUNCE:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-    elif number == signal.SIGINT and says_it:
+    elif number == signal.SIGINT and not before and says_it:
         os.write(2, b'\nStopping; press Ctrl-C again to end at once.\n')
 
 
