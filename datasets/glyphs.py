@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from datasets.base import class_folders
 from utilities import stopping
-from utilities.files import cache_folder, remove_stale
+from utilities.files import cache_folder, remove_stale, writing
 
 CHARACTERS = True            # its images must not be flipped or cropped
 VERSION = 1
@@ -132,16 +132,18 @@ def render_all(fonts, path):
     remove_stale(path)
     unfinished = path.with_name(f'.{path.name}.{os.getpid()}')
     bar = tqdm(distinct(letters(fonts)).items(), desc='rendering the glyphs, once', unit='class', disable=None)
-    for letter, its_fonts in stopping.checked(bar):
-        name = unicodedata.name(letter).title().replace(' Letter', '').replace(' ', '_')
-        (unfinished / name).mkdir(parents=True)
-        random = np.random.default_rng(ord(letter))
-        order = random.permutation(len(its_fonts))
-        for i in range(PER_CLASS):
-            render(letter, its_fonts[order[i % len(order)]], random).save(unfinished / name / f'{i:02d}.png')
     try:
-        unfinished.rename(path)
+        with writing(path):
+            for letter, its_fonts in stopping.checked(bar):
+                name = unicodedata.name(letter).title().replace(' Letter', '').replace(' ', '_')
+                (unfinished / name).mkdir(parents=True)
+                random = np.random.default_rng(ord(letter))
+                order = random.permutation(len(its_fonts))
+                for i in range(PER_CLASS):
+                    render(letter, its_fonts[order[i % len(order)]], random).save(unfinished / name / f'{i:02d}.png')
+            unfinished.rename(path)
     except OSError:
-        if not path.exists():
+        if not path.exists():                # else another process was faster, with the same images
             raise
-        shutil.rmtree(unfinished)            # another process was faster, with the same images
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

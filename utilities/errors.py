@@ -68,7 +68,9 @@ class Unwritable(OSError):
 
 def is_full(error):
     """Whether an error says that no space is left on a disk."""
-    return getattr(error, 'errno', None) in NO_SPACE or getattr(error, 'sqlite_errorname', '') == 'SQLITE_FULL'
+    of_library = any(f'(os error {number})' in str(error) for number in NO_SPACE)              # as safetensors says it
+    is_of_sqlite = getattr(error, 'sqlite_errorname', '') == 'SQLITE_FULL'
+    return getattr(error, 'errno', None) in NO_SPACE or is_of_sqlite or of_library
 
 
 def is_disk_error(error):
