@@ -12,7 +12,7 @@ import parts
 from evaluation import titles
 from evaluation.embedding import network_id
 from evaluation.metrics import full_precision
-from evaluation.protocol import embed_splits
+from evaluation.protocol import embed_splits, note_collapse
 from flags.command_line import FRACTION, number
 from records import columns, run_folder
 from records.columns import Column
@@ -117,6 +117,7 @@ def save(opt, model, data, embedded, place):
     Calibrates thresholds for several gallery sizes, prints them, and writes them and a plot into the folder of the run
     or checkpoint `place`.
     """
+    note_collapse({f'{split} split': part for split, part in embedded.items()})
     answers, n_images, rows, found = evaluate_open_set(opt, data, embedded)
     test, reason = embedded['test'], no_threshold(opt, data)
     unknown = {test.images.class_names[label] for label in answers.labels[~answers.is_known]}
