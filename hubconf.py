@@ -222,7 +222,7 @@ def _take_call(loss, n_classes, embed_dim, criterion, arguments, named):
         raise ValueError(f'criterion {loss!r} takes no tuples of a miner: leave out indices_tuple, or the miner '
                          'of the trainer')
     for miner in miners:
-        miner.tuples = None if tuples is None else _tuples(tuples, batch)
+        miner.of_step.tuples = None if tuples is None else _tuples(tuples, batch)
     return (), {'batch': batch, 'labels': labels} | more
 
 

@@ -89,7 +89,8 @@ def checkpoint_in(folder, opt, settings, built):
     """The Checkpoint of a run in its folder."""
     lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
     origin = checkpoint.origin(folder, built.data.description)
-    return Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), origin, lowest)
+    return Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), built.state(opt.device), origin,
+                      lowest)
 
 
 def continued(opt, arguments):
@@ -132,7 +133,7 @@ def explained_stop(opt, state):
 
 
 def evaluate(opt, built, epoch):
-    """As evaluation.evaluate; with --ema, the metrics of the averaged weights have columns of their own."""
+    """({<split>_<metric>: value}, {split: Embedded}); with --ema, averaged weights have columns of their own."""
     row, embedded = evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch)
     if built.ema:
         averaged, _ = evaluation.evaluate(opt, built.ema.average, built.data, built.criterion, epoch)
@@ -170,7 +171,6 @@ def record(records, built, state, epoch, trained, evaluated):
     effects.name_unread(records.opt, bool(trained), bool(evaluated))
     state.save(epoch, records.log(epoch, trained, evaluated), records.contents())
     records.summarise(state)
-    built.note_unsaved_state()
 
 
 def finish(opt, built, embedded, records, state):
@@ -202,9 +202,6 @@ def finish_records(opt, embedded, split, records, state):
 
 def work(arguments):
     """Carries out a command line: a run, or the evaluation of a network that is trained already."""
-    if any(argument.startswith('--reproduce_results') for argument in arguments):
-        from tuning import powerful_benchmarker
-        arguments = [*powerful_benchmarker.command(arguments), *arguments]
     opt = configuration.parse(arguments)
     if opt.auto_resume and not opt.resume:
         opt = continued(opt, arguments)

@@ -117,10 +117,6 @@ def run_parameters(parser):
     add('--config', nargs='+', metavar='FILE', default=[], common=True,
         help='YAML files of flags and values; later files override earlier ones, and the command line overrides all')
     add('--reproduce', metavar='RUN_FOLDER', help='start a new run with the settings of this run')
-    add('--reproduce_results', metavar='FOLDER',
-        help='train as an experiment of powerful-benchmarker, whose options are in FOLDER/configs/config_*.yaml')
-    switch('--reproduce_results_partly',
-           help='with --reproduce_results: leave out options that have no counterpart here, instead of stopping')
     add('--resume', metavar='RUN_FOLDER', common=True,
         help='continue this run exactly where it stopped; larger --n_epochs extends it; `--help resumable machine` '
              'lists flags that may change')
@@ -494,7 +490,9 @@ def machine_parameters(parser):
     switch('--evaluate_on_gpu', help='compute the metrics on the GPU too, if there is one')
 
 
+@functools.cache
 def build():
+    """The parser of main.py, which nobody changes."""
     parser = Parser(prog='main.py', usage='main.py [FLAG ...]', epilog=EPILOG,
                     description='Trains an embedding network on some classes and evaluates it on unseen ones.')
     command_line.add_completion(parser)

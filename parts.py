@@ -16,12 +16,13 @@ import evaluation
 import optimization
 import parameters
 import training_step
-from architectures import batch_norm, embedding_layer
+from architectures import batch_norm, embedding_layer, weights
 from datasets import features
 from flags import command_line
 from optimization import moving_average
 from records import backends, checkpoint
-from utilities import device, loss_sums, machine, pml, processes, torch_losses, unsaved
+from records.state import State, load_trained
+from utilities import device, loss_sums, machine, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.files import cache_folder
 from utilities.image_size import sides, written
@@ -50,7 +51,7 @@ class Parts:
     The parts of one run. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer, schedule
     and step: None where nothing is trained. ema: None without --ema. teacher: None without --distill; teacher_checksum:
     None if the teacher is the moving average. skipped_in_a_row: number of consecutive skipped steps at the end of the
-    last epoch. watch: None before the first epoch of the process.
+    last epoch. transform: of the training images.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -59,36 +60,35 @@ class Parts:
     sampler: torch.utils.data.Sampler | None = None
     optimizer: torch.optim.Optimizer | None = None
     schedule: optimization.Schedule | None = None
-    step: training_step.TrainingStep | None = None
     ema: moving_average.MovingAverage | None = None
+    step: training_step.TrainingStep | None = None
     teacher: torch.nn.Module | None = None
     teacher_checksum: Checksum | None = None
     skipped_in_a_row: int = 0
-    watch: unsaved.Watch | None = None
+    transform: object = None
+
+    LEFT_OUT = ('data', 'teacher')                                # no state; `ema` and `step` have the teacher, too
 
     def start_epoch(self, epoch):
         """Calls start_epoch(epoch) of network, criterion, miner and sampler, and of what is inside them, if any."""
         miners = self.miner if isinstance(self.miner, batch_mining.Miners) else [self.miner]
-        for part in (*self.model.modules(), *self.criterion.modules(), *miners, self.sampler):
+        for part in (*self.model.modules(), *self.criterion.modules(), *miners, self.sampler, self.step):
             if hasattr(part, 'start_epoch'):
                 part.start_epoch(epoch)
         if hasattr(self.sampler, 'set_epoch'):
             self.sampler.set_epoch(epoch)
-        if self.watch is None:
-            self.watch = unsaved.Watch([self.criterion, self.miner, self.sampler])
-
-    def note_unsaved_state(self):
-        """After a checkpoint: prints which state it does not contain, once in a process."""
-        if self.watch is not None:
-            self.watch.note()
 
     def with_state(self):
-        """{name: part} of the parts that a checkpoint must hold."""
-        parts = vars(self) | {'storage': getattr(self.sampler, 'storage', None)}
-        if self.step and self.step.scaler.is_enabled():
-            parts['scaler'] = self.step.scaler
-        parts |= self.further_optimizers()
-        return {name: part for name, part in parts.items() if hasattr(part, 'state_dict') and name != 'teacher'}
+        """{name: part} of the parts whose state dicts a checkpoint has under these names."""
+        average = self.ema.average if self.ema else None
+        found = {'model': self.model, 'criterion': self.criterion, 'optimizer': self.optimizer, 'ema': average,
+                 'teacher_checksum': self.teacher_checksum} | self.further_optimizers()
+        return {name: part for name, part in found.items() if part is not None}
+
+    def state(self, device):
+        """The State of all else that the parts keep. A teacher with a checksum is that of its own run."""
+        fixed = [self.teacher] if self.teacher_checksum else []
+        return State(self, [*self.with_state().values(), *fixed], device)
 
     def further_optimizers(self):
         """{name: optimizer} beside `optimizer`: of --embed_optim and --loss_optim, and the criterion's own."""
@@ -227,7 +227,7 @@ def prepare(opt):
     model = build_network(opt, backbone)
     if 'why' in opt.pictures:
         evaluation.why.check(opt, model)
-    return Parts(model, data)
+    return Parts(model, data, transform=data.train.transform)
 
 
 def fit_embedding(opt, parts):
@@ -259,12 +259,16 @@ def build_network(opt, backbone):
 
 def start_from(opt, model):
     """
-    Loads the network of --start_from, a run folder or checkpoint, backbone and embedding layer. Raises UserError if it
-    cannot be read or has other weights; prints in which flags of the network it differs.
+    Loads the network of --start_from, a run folder or checkpoint, backbone and embedding layer, or a file of another
+    program with all its weights. Raises UserError if it cannot be read or has other weights; prints in which flags of
+    the network it differs.
     """
     flag = f'--start_from {opt.start_from}'
     try:
         states = checkpoint.load(checkpoint.find(opt.start_from))
+    except checkpoint.OtherFile:
+        weights.load_whole(model, opt.start_from)
+        return
     except UserError as error:
         raise UserError(f'--start_from: {error}') from None
     before = states['settings']
@@ -276,8 +280,8 @@ def start_from(opt, model):
                  and before[name] != command_line.as_list(own[name])]
     there = f'; it has {", ".join(different)}' if different else ''
     try:
-        model.load_state_dict(states['model'])
-    except RuntimeError as error:
+        load_trained('model', model, states)
+    except (RuntimeError, ValueError, KeyError) as error:
         reason = there or f' ({" ".join(str(error).split())[:200]})'
         raise UserError(f'{flag}: its weights do not fit the network of this run{reason}') from None
     print(f'started from {checkpoint.find(opt.start_from)}, epoch {states["epoch"]}{there}')
@@ -405,8 +409,8 @@ def ranking_criterion(opt, source, states):
     if not hasattr(criterion, 'ranking_embeddings'):
         return None
     try:
-        criterion.load_state_dict(states['criterion'])
-    except RuntimeError:
+        load_trained('criterion', criterion, states)
+    except (RuntimeError, ValueError, KeyError):
         raise UserError(f'{source}: --loss {opt.loss} ranks by its own distance, and its class weights do not fit the '
                         'number of classes of these data; evaluate it on the data of its run') from None
     return criterion
@@ -439,8 +443,8 @@ def load_weights(opt, source, states, model):
     if part not in states:
         raise UserError(f'--eval_ema: {source} has no moving average of the weights; it was trained without --ema')
     try:
-        model.load_state_dict(states[part])
-    except RuntimeError as error:
+        load_trained(part, model, states)
+    except (RuntimeError, ValueError, KeyError) as error:
         raise UserError(f'{source}: its weights do not fit the flags ({" ".join(str(error).split())[:200]})') from None
 
 

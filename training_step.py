@@ -15,6 +15,7 @@ import contextlib
 import functools
 import itertools
 import math
+import types
 
 import torch
 import torch.nn.functional as F
@@ -53,8 +54,7 @@ class TrainingStep:
         of_network = {*self.of_network}
         trained = [parameter for optimizer in self.optimizers for parameter in optimizer_parameters(optimizer)]
         self.of_criterion = [parameter for parameter in trained if parameter not in of_network]
-        self.counted = {}
-        self.has_begun = False
+        self.of_step = types.SimpleNamespace()                       # what the methods below tell each other in a step
         # beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has its own graph,
         # so that a resumed run computes with the same graphs
         self.network = torch.compile(self.model, dynamic=False) if opt.compile else self.model
@@ -73,24 +73,18 @@ class TrainingStep:
         Returns the embeddings [B, D] (zeros in processes other than process 0) and {name: scalar} for the
         log.
         """
-        self.number = step
-        labels, indices = self.begin(labels, indices)
+        self.of_step = types.SimpleNamespace(number=step, size=len(labels), pieces=[], kept=None, shapes={}, counted={})
+        labels = labels.to(self.opt.device, non_blocking=True)
+        indices = indices.to(self.opt.device, non_blocking=True)
         with self.compiling():
             outputs = self.embed(images)
             loss = self.loss(outputs, labels=labels, indices=indices, step=step, epoch=epoch)
             self.backward(loss, outputs)
         return outputs['batch'].detach(), self.update(loss)
 
-    def begin(self, labels, indices):
-        """Sets all gradients to zero. Returns labels and indices [B] on the device."""
-        if not self.has_begun:
-            exchange.copy_from_main(self.model.state_dict().values())       # all processes begin with the same weights
-            self.has_begun = True
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        self.size = len(labels)
-        labels = labels.to(self.opt.device, non_blocking=True)
-        return labels, indices.to(self.opt.device, non_blocking=True)
+    def start_epoch(self, epoch):
+        """All processes begin an epoch with the same weights."""
+        exchange.copy_from_main(self.model.state_dict().values())
 
     def embed(self, images):
         """
@@ -99,27 +93,27 @@ class TrainingStep:
         hands on; processes other than process 0 have zeros in their place.
         """
         pieces = images.tensor_split(math.ceil(len(images) / (self.opt.micro_bs or len(images))))
-        self.pieces = []
         if len(pieces) == processes.count() == 1:
             return self.forward(images) | self.costly(images)
         if images.requires_grad:
             raise UserError('A gradient with respect to the images needs the graph of the whole batch: start one '
                             'process, without --micro_bs')
-        part = exchange.part(self.size)
+        part = exchange.part(self.of_step.size)
         starts = itertools.accumulate(map(len, pieces[:-1]), initial=part.start)
-        self.pieces = [(piece, derive(self.opt.seed, 'piece', self.number, start))
-                       for piece, start in zip(pieces, starts, strict=True)]
+        self.of_step.pieces = [(piece, derive(self.opt.seed, 'piece', self.of_step.number, start))
+                               for piece, start in zip(pieces, starts, strict=True)]
         with torch.set_grad_enabled(len(pieces) == 1):             # the graph of a process's only piece is kept
-            rows = torch.cat([self.rows(*piece) for piece in self.pieces])
-        self.kept = rows if rows.requires_grad else None
+            rows = torch.cat([self.rows(*piece) for piece in self.of_step.pieces])
+        self.of_step.kept = rows if rows.requires_grad else None
         found = [self.costly(piece) for piece in pieces]
         costly = {name: torch.cat([of_piece[name] for of_piece in found]) for name in found[0]}
         own = torch.cat([rows.detach(), *(output.flatten(1) for output in costly.values())], dim=1)
-        whole = exchange.gathered(own[:part.stop - part.start], self.size)       # without the dummy image
+        whole = exchange.gathered(own[:part.stop - part.start], self.of_step.size)       # without the dummy image
         if whole is None:
-            whole = own.new_zeros(self.size, own.shape[1])
-        outputs = split_columns(whole, self.shapes | {name: output.shape[1:] for name, output in costly.items()})
-        return outputs | {name: outputs[name].requires_grad_() for name in self.shapes}
+            whole = own.new_zeros(self.of_step.size, own.shape[1])
+        shapes = self.of_step.shapes
+        outputs = split_columns(whole, shapes | {name: output.shape[1:] for name, output in costly.items()})
+        return outputs | {name: outputs[name].requires_grad_() for name in shapes}
 
     def forward(self, images):
         """images [b, 3, H, W] -> embeddings, pooled features and, if asked for, feature maps, in at least float32."""
@@ -147,7 +141,7 @@ class TrainingStep:
         """
         with seeded(seed, self.opt.device):
             outputs = self.forward(images)
-        self.shapes = {name: output.shape[1:] for name, output in outputs.items()}
+        self.of_step.shapes = {name: output.shape[1:] for name, output in outputs.items()}
         return torch.cat([output.flatten(1) for output in outputs.values()], dim=1)
 
     def loss(self, outputs, **more):
@@ -158,7 +152,7 @@ class TrainingStep:
         if not processes.is_main():
             return outputs['batch'].sum() * 0
         if self.opt.tuple_statistics:
-            self.counted = hard_pairs(outputs['batch'], more['labels'])
+            self.of_step.counted = hard_pairs(outputs['batch'], more['labels'])
         with batch_norm.used_by_one(self.model.f_embed):
             return self.criterion(**outputs, f_embed=self.model.f_embed, **more)
 
@@ -170,30 +164,32 @@ class TrainingStep:
         scaled = self.scaler.scale(loss)                       # also a loss of zero, since the scaler expects it
         if processes.is_main():
             scaled.backward()
-        if self.pieces:
-            self.backward_pieces([outputs[name] for name in self.shapes])
+        if self.of_step.pieces:
+            self.backward_pieces([outputs[name] for name in self.of_step.shapes])
 
     def backward_pieces(self, outputs):
         """Hands the gradient of the whole batch's `outputs` on to the network, and joins its running statistics."""
         gradient = torch.cat([gradient_or_zeros(output).flatten(1) for output in outputs], dim=1)
-        part = exchange.part(self.size)
-        gradient = exchange.returned(gradient, gradient[part], self.size)
-        sizes = [len(piece) for piece, _ in self.pieces]
+        size = self.of_step.size
+        part = exchange.part(size)
+        gradient = exchange.returned(gradient, gradient[part], size)
+        sizes = [len(piece) for piece, _ in self.of_step.pieces]
         gradient = F.pad(gradient, (0, 0, 0, sum(sizes) - len(gradient)))             # a dummy image gets zeros
         layers = batch_norm.training_layers(self.model)
-        for (piece, seed), towards in zip(self.pieces, gradient.split(sizes), strict=True):
-            rows = self.kept
+        for (piece, seed), towards in zip(self.of_step.pieces, gradient.split(sizes), strict=True):
+            rows = self.of_step.kept
             if rows is None:
                 with batch_norm.without_tracking(layers):      # the first pass has updated the running statistics
                     rows = self.rows(piece, seed)
             if rows.requires_grad:
                 rows.backward(towards)
-        batch_norm.join_statistics(layers, (part.stop - part.start) / self.size)
+        batch_norm.join_statistics(layers, (part.stop - part.start) / size)
 
     def update(self, loss):
         """
-        Sums the gradients over the processes, clips them, and takes the optimizers' steps. Returns the scalars for the
-        log, with the norm of the gradients before clipping. With --amp float16, a step is skipped if a gradient is not
+        Sums the gradients over the processes, clips them, takes the optimizers' steps, and sets the gradients to None:
+        what has a gradient between two steps is being accumulated, and is saved. Returns the scalars for the log, with
+        the norm of the gradients before clipping. With --amp float16, a step is skipped if a gradient is not
         finite.
         """
         loss = loss.detach().clone()
@@ -205,8 +201,10 @@ class TrainingStep:
         for optimizer in optimizers:
             self.scaler.step(optimizer)                                       # optimizer.step(), but for --amp float16
         self.scaler.update()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
         skipped = {'skipped_steps': ~norm.isfinite()} if self.scaler.is_enabled() else {}
-        log = {**getattr(self.criterion, 'log', {}), **batch_mining.log(self.miner), **self.counted}
+        log = {**getattr(self.criterion, 'log', {}), **batch_mining.log(self.miner), **self.of_step.counted}
         return {'loss': loss, **log, 'grad_norm': norm} | skipped
 
 

@@ -43,7 +43,7 @@ def contiguous(module, inputs, maps):
 
 
 def contiguous_if_large(module, inputs, maps):
-    """As contiguous(), of the maps of a DenseNet, which the library averages over 7 x 7 pixels."""
+    """A forward hook of a DenseNet: its maps, contiguous where the library averages over more than 7 x 7 pixels."""
     return maps.contiguous() if max(maps.shape[2:]) > 7 else maps
 
 

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import torch
 
+from architectures.embedding_network import Backbone
+from flags.command_line import shortened
 from records import public_code
 from utilities import processes
 from utilities.errors import UserError
-from utilities.files import describe_kind, require_uncompressed
+from utilities.files import OTHER_OBJECTS, describe_kind, require_uncompressed
+
+USUAL_PLACES = ('model.state_dict', 'model', 'state_dict', '')        # of the weights in a file; the first counts
+WRAPPERS = ('module', '_orig_mod')            # parts of names that DataParallel and torch.compile add
 
 
 def load(opt, name, backbone):
@@ -23,7 +28,8 @@ def load(opt, name, backbone):
     fit.
     """
     if opt.weights:
-        state, source = read_state_dict(opt.weights), f'--weights {opt.weights}'
+        state = read_state_dict(opt.weights, lambda state: has_names(state, backbone))
+        source = f'--weights {opt.weights}'
     elif opt.not_pretrained:
         return
     elif backbone.download is None:
@@ -45,30 +51,73 @@ def load(opt, name, backbone):
     missing, foreign = backbone.network.load_state_dict(fitting, strict=False)
     missing = [key for key in missing if key not in misfits and not key.endswith('num_batches_tracked')]
     foreign = [key for key in foreign if not key.startswith(head)]
-    for problem, keys in (('lack', missing), ('also contain', foreign), ('have other shapes for', misfits)):
-        if keys:
-            raise UserError(f'{source}: they are not weights of {name}: they {problem} {", ".join(keys[:3])}'
-                            + (f' and {len(keys) - 3} more' if len(keys) > 3 else ''))
+    require_fit(f'{source}: they are not weights of {name}', missing, foreign, misfits)
     if prefix and processes.is_main():
         left = f'; other names are left out ({len(others)}, such as {others[0]})' if others else ''
         print(f'Note: {source}: the names begin with {prefix}, which is dropped{left}', file=sys.stderr)
 
 
-def without_prefix(state, backbone):
+def load_whole(network, path):
     """
-    Finds the prefix, such as `model.` or `module.backbone.`, under which a state dict has the names of the network, or
-    at least half of them. Returns its part with this prefix, without it; the prefix; and the other names.
+    Loads the state dict of an EmbeddingNetwork that another program wrote, as in --start_from: the names are those of
+    the network, under one prefix or none. Raises UserError if it does not fit.
     """
-    own, counts = {*backbone.network.state_dict()}, Counter()
+    whole = Backbone(network, None)
+    state = read_state_dict(path, lambda state: has_names(state, whole), '--start_from')
+    state, prefix, _ = without_prefix(state, whole)
+    own = network.state_dict()
+    require_fit(f'--start_from {path}: its weights do not fit the network of this run (--weights takes those of a '
+                'backbone)', [key for key in own if key not in state],
+                [key for key in state if key not in own],
+                [key for key in own if key in state and own[key].shape != state[key].shape])
+    network.load_state_dict(state)
+    print(f'started from {path}{f", without {prefix} before the names" if prefix else ""}')
+
+
+def require_fit(what, missing, foreign, misfits):
+    """Raises UserError, with `what` before the first three names, if weights lack names, have others or do not fit."""
+    for problem, keys in (('lack', missing), ('also contain', foreign), ('have other shapes for', misfits)):
+        if keys:
+            raise UserError(f'{what}: they {problem} {", ".join(keys[:3])}'
+                            + (f' and {len(keys) - 3} more' if len(keys) > 3 else ''))
+
+
+def has_names(state, backbone):
+    """Whether a state dict has at least half of the names of the network, under one prefix."""
+    counts = count_prefixes(state, backbone)
+    return max(counts.values(), default=0) >= len(backbone.network.state_dict()) / 2
+
+
+def count_prefixes(state, backbone):
+    """{prefix: number of names of the network that a state dict has under it}"""
+    own = {*backbone.network.state_dict()}
+    counts = Counter()
     for key in state:
         parts = key.split('.')
         for start in range(len(parts)):
-            if renamed('.'.join(parts[start:]), backbone.renamed) in own:
+            if renamed(unwrapped(parts[start:]), backbone.renamed) in own:
                 counts[''.join(f'{part}.' for part in parts[:start])] += 1
+    return counts
+
+
+def unwrapped(parts):
+    """The parts of a weight's name, joined, without those of WRAPPERS but for the first one."""
+    return '.'.join(part for i, part in enumerate(parts) if not i or part not in WRAPPERS)
+
+
+def without_prefix(state, backbone):
+    """
+    Finds the prefix, such as `model.` or `module.backbone.`, under which a state dict has the names of the network, or
+    at least half of them. Returns its part with this prefix, without it and without WRAPPERS; the prefix; and the other
+    names.
+    """
+    counts = count_prefixes(state, backbone)
     prefix = max(counts, key=lambda prefix: (counts[prefix], not prefix), default='')      # the first of several
-    if counts[prefix] < len(own) / 2:                        # other names, which the network's library may convert
+    if not has_names(state, backbone):                       # other names, which the network's library may convert
         prefix = 'module.' if all(key.startswith('module.') for key in state) else ''
-    under = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        return {key.removeprefix(prefix): value for key, value in state.items()}, prefix, []
+    under = {unwrapped(key.removeprefix(prefix).split('.')): value for key, value in state.items()
+             if key.startswith(prefix)}
     return under, prefix, [key for key in state if not key.startswith(prefix)]
 
 
@@ -87,37 +136,66 @@ def renamed(key, prefixes):
     return re.sub(r'(denselayer\d+\.(?:norm|relu|conv))\.(?=[12]\.)', r'\1', key)
 
 
-def read_state_dict(path):
+def read_state_dict(path, fits=None, flag='--weights'):
     """
     The state dict in the file `path` (.pth, .pt or .safetensors), which may be a checkpoint of this program, of
-    Lightning or of the public code.
+    Lightning, of the public code or of another program.
+
+    fits: a function that says whether a state dict has the names of the network; it chooses one of several in the file.
     """
+    content = read_file(path, flag)
+    found = state_dicts(content)
+    usual = [name for name in USUAL_PLACES if name in found][:1]
+    fitting = [name for name, state in found.items() if fits and fits(state)]
+    if not usual or usual[0] not in fitting and fitting:
+        usual = fitting or [*found]
+    if len(usual) != 1:
+        which = 'none has the names of the network'
+        if fitting:
+            which = f'{", ".join(fitting)} all have the names of the network'
+        keys = f'the keys {", ".join(map(str, content))}' if isinstance(content, dict) else type(content).__name__
+        raise UserError(f'{flag} {path}: expected a state dict, a mapping from names to tensors, or one of them in a '
+                        f'mapping, but {which}; the file has {shortened(keys, 200)}')
+    return found[usual[0]]
+
+
+def state_dicts(content, place=''):
+    """{place: mapping} of the mappings from names to tensors in the content of a file, such as `net` or `model.ema`."""
+    if not isinstance(content, dict) or not content:
+        return {}
+    if all(isinstance(value, torch.Tensor) for value in content.values()):
+        return {place: content}
+    found = {}
+    for name, value in content.items():
+        found |= state_dicts(value, f'{place}.{name}' if place else str(name))
+    return found
+
+
+def read_file(path, flag):
     try:
         if Path(path).suffix == '.safetensors':
             from safetensors.torch import load_file
-            state = load_file(path)
-        else:
-            if zipfile.is_zipfile(path):
-                with zipfile.ZipFile(path) as archive:
-                    require_uncompressed(path, archive)
-            if public_code.is_file(path):
-                state = public_code.unpickled(path)
-            else:
-                state = torch.load(path, map_location='cpu', weights_only=True)
+            return load_file(path)
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                require_uncompressed(path, archive)
+        return public_code.unpickled(path)
     except UserError as error:
-        raise UserError(f'--weights {error}') from None
+        raise UserError(f'{flag} {error}') from None
     except OSError as error:
-        raise UserError(f'--weights {path}: {error.strerror or error}') from None
+        raise UserError(f'{flag} {path}: {error.strerror or error}') from None
     except ImportError as error:
-        raise UserError(f'--weights {path}: needs safetensors ({error}): pip install safetensors') from None
+        raise UserError(f'{flag} {path}: needs safetensors ({error}): pip install safetensors') from None
     except Exception as error:  # the unpickler raises anything on a broken file
-        raise UserError(f'--weights {path}: not a file of weights only but {describe_kind(path, error)}; expected a '
-                        'state dict as torch.save or safetensors writes it') from None
-    for key in ('model', 'state_dict'):
-        state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise UserError(f'--weights {path}: expected a state dict, a mapping from names to tensors')
-    return state
+        kind = describe_kind(path, error)
+        extract = ''
+        if kind.startswith(OTHER_OBJECTS):
+            extract = ('. Reading them could run code of whoever wrote the file; if you trust them, write the weights '
+                       f'alone, for example by: python -c "import torch; content = torch.load({str(path)!r}, \'cpu\', '
+                       'weights_only=False); print(content.keys()); torch.save(content[\'state_dict\'], '
+                       '\'weights.pth\')"')
+        raise UserError(f'{flag} {path}: not a file of weights only but {kind}; expected a state dict as torch.save or '
+                        f'safetensors writes it{extract}') from None
 
 
 def download(name, backbone):

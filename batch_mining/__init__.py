@@ -68,13 +68,6 @@ def build(opt, pml_arguments):
 class Miners(list):
     """The miners of a sum of losses, by position; None where a loss needs none."""
 
-    def state_dict(self):
-        return {place: miner.state_dict() for place, miner in enumerate(self) if hasattr(miner, 'state_dict')}
-
-    def load_state_dict(self, states):
-        for place, state in states.items():
-            self[place].load_state_dict(state)
-
     @property
     def update_every(self):
         return max(getattr(miner, 'update_every', 0) for miner in self)          # the flags are the same for all

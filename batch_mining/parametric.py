@@ -194,8 +194,7 @@ class PADS:
         self.policy = Policy(*shape)
         self.old = Policy(*shape)
         self.old.load_state_dict(self.policy.state_dict())
-        self.policy_lr = opt.miner_parametric_policy_lr
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.policy_lr)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=opt.miner_parametric_policy_lr)
         self.seen = []                                                 # metrics of earlier evaluations, oldest first
         self.n_learned = 0                                             # the number of updates
         self.baseline = 0.0                                            # the mean reward
@@ -255,21 +254,6 @@ class PADS:
         if self.n_learned % self.old_update == 0:
             self.old.load_state_dict(self.policy.state_dict())
 
-    PARTS = ('policy', 'old', 'optimizer')
-    VALUES = ('seen', 'n_learned', 'baseline', 'state', 'actions')
-
-    def state_dict(self):
-        return ({name: getattr(self, name).state_dict() for name in self.PARTS}
-                | {name: getattr(self, name) for name in self.VALUES})
-
-    def load_state_dict(self, states):
-        for name in self.PARTS:
-            getattr(self, name).load_state_dict(states[name])
-        for group in self.optimizer.param_groups:
-            group['lr'] = self.policy_lr    # the flag decides, not the state
-        for name in self.VALUES:
-            setattr(self, name, states[name])
-
 
 class BatchMiner:
     """
@@ -296,14 +280,3 @@ class BatchMiner:
     def update(self, validation_metrics):
         """validation_metrics: {name: float}, with `progress`, the fraction of the training that is completed."""
         self.weights = self.pads.update(validation_metrics, self.weights.cpu())
-
-    def state_dict(self):
-        return {'weights': self.weights.cpu(), 'pads': self.pads.state_dict()} if self.pads else {}
-
-    def load_state_dict(self, states):
-        """Raises ValueError for a state with another number of bins."""
-        if self.pads:
-            if states['weights'].shape != self.weights.shape:
-                raise ValueError(f'it has {len(states["weights"])} bins, not {len(self.weights)}')
-            self.weights = states['weights']
-            self.pads.load_state_dict(states['pads'])

@@ -1,21 +1,33 @@
 """
-Everything that needs a GPU, in less than ten minutes: the first thing to run where one can be had.
+Everything that needs a GPU, the parts of most worth first: the first thing to run where one can be had.
 
 python -m benchmarks.gpu [PART ...] [--json FILE]
 python -m benchmarks.gpu --device cpu --quick     runs every part on the CPU at tiny sizes, to test this script
 
-Times are wall-clock seconds between synchronisations. pytorch-metric-learning and faiss are compared if installed.
+Each part runs in a process of its own, which is ended when its time is over; each row is printed and written when it is
+measured. Times are wall-clock seconds between synchronisations. pytorch-metric-learning and faiss are compared if
+installed.
 """
 import argparse
 import contextlib
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
 import sys
+import tempfile
+import threading
 import time
-import traceback
 import warnings
+from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
+import numpy as np
 import torch
+from PIL import Image
 
 import evaluation
 from benchmarks import Row, figures, step
@@ -25,7 +37,9 @@ from evaluation import clustering
 from utilities import errors, stopping
 from utilities.errors import RunFailed, UserError
 
+ROOT = Path(__file__).parents[1]
 LAST = 480                   # seconds after the start from which no further part begins
+COMPILING = 60               # seconds that compiling a step may take
 N_PROCESSES, RECALL = 2, 0.53
 METRICS = ['precision_at_1', 'r_precision', 'map_at_r', 'e_recall@10', 'e_recall@1000', 'mAP']
 SYNCHRONISED = 'called a synchronizing CUDA operation'               # torch's words
@@ -35,14 +49,32 @@ WAITS = {('multisimilarity', 'none'): 0, ('proxyanchor', 'none'): 0, ('margin', 
          ('triplet', 'semihard'): 1}
 
 
+def tests(run):
+    """make test-gpu. One is added to the number of failed tests, which should be 0."""
+    counted = {'PASSED': 0, 'FAILED': 0, 'ERROR': 0}
+    with subprocess.Popen(['bash', str(ROOT / 'tests' / 'gpu.sh')], env=os.environ | {'PYTHON': sys.executable},
+                          stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            print(f'  {line}', end='', file=sys.stderr, flush=True)
+            for word in re.findall(r'\[ *\d+%\] (PASSED|FAILED|ERROR) ', line):
+                counted[word] += 1
+    failed = counted['FAILED'] + counted['ERROR']
+    yield Row(f'1 + failed tests of make test-gpu, {counted["PASSED"]} passed; 1', 1 + failed, 1, 1.0)
+    if process.returncode not in (0, 1):
+        raise RunFailed(f'make test-gpu ended with {process.returncode}')
+
+
 def steps(run):
-    """A training step beside a bare loop, and the share of the loss and the miner in it."""
+    """A training step beside a bare loop, in PyTorch's precision and in full float32; the share of loss and miner."""
     case = step.Case(run.flags)
-    seconds = step.measure({'step': case.step, 'bare': case.bare})
-    yield Row(f'training step, {run.job}; bare loop', median(seconds['step']), median(seconds['bare']), 1.1)
+    ours = median(step.measure({'step': case.step})['step'])
+    yield Row(f"training step, {run.job}, PyTorch's precision; bare loop", ours, step.bare_loop(run.flags)[0], 1.05)
     parts = case.parts()
     yield Row(f'loss and miner, forward, {run.job}; the whole step', parts['miner'] + parts['loss without miner'],
               sum(parts.values()), 0.1)
+    full = step.Case([*run.flags, '--tf32', 'false'])
+    peer = median(step.measure({'step': full.step})['step'])
+    yield Row(f"training step, {run.job}, PyTorch's precision; --tf32 false", ours, peer, 1.0)
 
 
 def waits(run):
@@ -79,31 +111,43 @@ def synchronisations(device):
 
 def half(run):
     """A training step in bfloat16, and its memory, beside float32."""
-    (ours, plain), (memory, plain_memory) = with_flags(run, '--amp', 'bfloat16')
+    cases = [step.Case([*run.flags, *flags]) for flags in (['--amp', 'bfloat16'], [])]
+    seconds = step.measure({number: case.step for number, case in enumerate(cases)})
+    ours, plain = map(median, seconds.values())
     yield Row(f'training step, {run.job}, --amp bfloat16; float32', ours, plain, 0.6)
+    memory, plain_memory = (case.memory() for case in cases)
     yield Row(f'training step, {run.job}, --amp bfloat16, MiB; float32', memory, plain_memory, 0.8)
 
 
-def compiled(run):
-    """A compiled training step, beside the plain one."""
-    (ours, plain), _ = with_flags(run, '--compile')
-    yield Row(f'training step, {run.job}, --compile; without', ours, plain, 1.0)
+def runs(run):
+    """Several runs at once by Launch_Runs.py, beside one: the time of an epoch, divided by the number of runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        random = np.random.default_rng(0)
+        for label in range(run.bs):                            # half of them to train on, two images of each per batch
+            (folder / f'images/class_{label}').mkdir(parents=True)
+            for number in range(2):
+                pixels = random.integers(256, size=(run.side, run.side, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f'images/class_{label}/{number}.jpg')
+        together, alone = (median(seconds_of_epochs(run, folder, n)) for n in (run.n_runs, 1))
+        yield Row(f'epoch of {run.n_steps} steps per run, {run.n_runs} runs at once; one run alone',
+                  together / run.n_runs, alone, 1.0)
 
 
-def with_flags(run, *flags):
-    """Median seconds and MiB of a training step with these flags and without: (with, without), (with, without)."""
-    cases = [step.Case([*run.flags, *flags]), step.Case(run.flags)]
-    seconds = step.measure({number: case.step for number, case in enumerate(cases)})
-    return [median(times) for times in seconds.values()], [case.memory(case.step) for case in cases]
-
-
-def processes(run):
-    """A batch that two processes share, on NCCL, beside one process."""
-    if run.device.type == 'cuda' and torch.cuda.device_count() < N_PROCESSES:
-        raise UserError('two processes need two GPUs, and there is one')
-    shared, _ = step.measure_processes(N_PROCESSES, run.flags)
-    alone = median(step.measure({'step': step.Case(run.flags).step})['step'])
-    yield Row(f'training step, {run.job}, {N_PROCESSES} processes; one process', shared, alone, 0.75)
+def seconds_of_epochs(run, folder, n):
+    """The seconds of each epoch of n runs at once, but for the first, which sets up things."""
+    flags = ['--dataset folder --source_path', str(folder), '--not_pretrained --pictures none --n_epochs 3',
+             '--eval_every 3 --no_train_metrics --check_untrained_accuracy false --iterations_per_epoch',
+             str(run.n_steps), '--save_path', str(folder / f'{n}_runs'), '--input_size', str(run.side), '--bs',
+             str(run.bs), *run.of_runs]
+    lines = [f'python main.py {" ".join(flags)} --group run --seed {seed}\n' for seed in range(n)]
+    (folder / f'{n}.sh').write_text(''.join(lines))
+    slots = ['--gpus', '0', '--per_gpu', str(n)] if run.device.type == 'cuda' else ['--workers', str(n)]
+    subprocess.run([sys.executable, 'Launch_Runs.py', str(folder / f'{n}.sh'), *slots], cwd=ROOT, check=True,
+                   stdout=sys.stderr)
+    for log in (folder / f'{n}_runs').glob('*/*/log.csv'):
+        with open(log, newline='') as file:
+            yield from (float(row['seconds']) for row in csv.DictReader(file) if row['epoch'] == '2')
 
 
 def ranking(run):
@@ -113,13 +157,13 @@ def ranking(run):
         moved, job, found = points.to(run.device), f'ranking, {len(points):,} x {dim}', {}
         ours = timed(lambda: found.update(                                                     # noqa: B023
             ours=evaluation.compute(METRICS, moved, labels, backend='torch')), 3)              # noqa: B023
+        for name, function in libraries(moved, labels).items():
+            yield Row(f'{job}; {name}', ours, timed(function), 0.5)
         peer = timed(lambda: found.update(cpu=evaluation.compute(METRICS, points, labels)))    # noqa: B023
+        yield Row(f'{job}; on the CPU, {torch.get_num_threads()} threads', ours, peer, 1.0)
         for name in METRICS:
             if abs(found['ours'][name] - found['cpu'][name]) > TOLERANCE:
                 raise RunFailed(f'{job}: {name} is {found["ours"][name]} on the GPU, {found["cpu"][name]} on the CPU')
-        yield Row(f'{job}; on the CPU, {torch.get_num_threads()} threads', ours, peer, 1.0)
-        for name, function in libraries(moved, labels).items():
-            yield Row(f'{job}; {name}', ours, timed(function), 0.5)
 
 
 def libraries(moved, labels):
@@ -153,20 +197,83 @@ def timed(function, rounds=1):
     return median(taken[-rounds:])
 
 
-PARTS = {'step': steps, 'waits': waits, 'bfloat16': half, 'compile': compiled, 'processes': processes,
-         'ranking': ranking, 'clusters': clusters}
+def processes(run):
+    """A batch that two processes share, on NCCL, beside one process."""
+    if run.device.type == 'cuda' and torch.cuda.device_count() < N_PROCESSES:
+        raise UserError('two processes need two GPUs, and there is one')
+    shared, _ = step.measure_processes(N_PROCESSES, run.flags)
+    alone = median(step.measure({'step': step.Case(run.flags).step})['step'])
+    yield Row(f'training step, {run.job}, {N_PROCESSES} processes; one process', shared, alone, 0.75)
+
+
+def compiled(run):
+    """How long compiling a step takes, at most COMPILING seconds; then the compiled step, beside the plain one."""
+    plain = step.Case(run.flags)
+    began = time.monotonic()
+    limit = threading.Timer(COMPILING, end_compiling, [run.job])
+    limit.daemon = True
+    limit.start()
+    case = step.Case([*run.flags, '--compile'])
+    case.step()
+    limit.cancel()
+    yield Row(f'compiling a training step, {run.job}; its limit', time.monotonic() - began, COMPILING, 1.0)
+    seconds = step.measure({'compiled': case.step, 'plain': plain.step})
+    yield Row(f'training step, {run.job}, --compile; without', *map(median, seconds.values()), 1.0)
+
+
+def end_compiling(job):
+    """Prints a row that says that the time for compiling was over, and ends this process."""
+    print_row(Row(f'compiling a training step, {job}, not done when ended; its limit', COMPILING + 1, COMPILING, 1.0))
+    os._exit(0)
+
+
+# {name: (what yields its Rows, seconds after which it is ended)}
+PARTS = {'tests': (tests, 250), 'step': (steps, 90), 'ranking': (ranking, 120), 'waits': (waits, 60),
+         'bfloat16': (half, 60), 'runs': (runs, 150), 'clusters': (clusters, 60), 'processes': (processes, 90),
+         'compile': (compiled, 120)}
 
 
 def prepare(options):
-    """What the parts read: device, flags of main.py, a name of the step, and the sizes of the evaluation."""
+    """What the parts read: device, flags of main.py, a name of the step, the sizes of the evaluation and of runs."""
     if options.device == 'cuda' and not torch.cuda.is_available():
         raise UserError('there is no NVIDIA GPU here, or this PyTorch cannot use it; --device cpu --quick tests this '
                         'script without one')
     flags = ['--device', options.device] + ['--bs', '8'] * options.quick
     network = 'resnet50, batch of 112' if options.device == 'cuda' else 'conv4'
-    return SimpleNamespace(device=torch.device(options.device), flags=flags, job=network,
-                           size=(300, 60, 8, 0) if options.quick else SIZES['SOP'],
-                           dims=(4, 8) if options.quick else (128, 512))
+    run = SimpleNamespace(device=torch.device(options.device), flags=flags, job=network, size=SIZES['SOP'],
+                          dims=(128, 512), n_runs=8, n_steps=27, side=224, bs=112, of_runs=['--kernels', '1'])
+    if options.quick:
+        vars(run).update(size=(300, 60, 8, 0), dims=(4, 8), n_runs=2, n_steps=2, side=32, bs=8,
+                         of_runs=['--kernels', '0', '--arch', 'conv4_normalize'])
+    return run
+
+
+def print_row(row):
+    """Prints a Row as a line of JSON, for the process that has started this one."""
+    print(json.dumps(row), flush=True)
+
+
+def measured(command, seconds):
+    """
+    Yields the Rows that a command prints. Raises RunFailed if it fails, or is ended after these seconds, and UserError
+    if it ends with code 2. It is ended with all that it has started.
+    """
+    code, end = None, time.monotonic() + seconds
+    with tempfile.NamedTemporaryFile('w') as out, open(out.name) as rows:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, start_new_session=True)
+        try:
+            while code is None and time.monotonic() < end:
+                stopping.sleep(stopping.POLL)
+                code = process.poll()
+                yield from (Row(*json.loads(line)) for line in rows.readlines())
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code is None:
+        raise RunFailed(f'ended after {seconds} s')
+    if code:
+        raise (UserError if code == 2 else RunFailed)(f'its process ended with exit code {code}')
 
 
 def main(arguments):
@@ -177,13 +284,20 @@ def main(arguments):
     parser.add_argument('--device', choices=('cuda', 'cpu'), default='cuda', help='where to run')
     parser.add_argument('--quick', action='store_true', help='tiny sizes, whose times mean nothing')
     parser.add_argument('--json', metavar='FILE', help='also write the rows and the machine to FILE')
+    parser.add_argument('--rows', action='store_true', help='print the rows of one part as JSON, measured here')
     options = parser.parse_args(arguments)
     stopping.install()
-    run, rows, failed, began = prepare(options), [], [], time.monotonic()
+    run = prepare(options)
+    if options.rows:
+        stopping.end_with_parent()
+        for row in PARTS[options.parts[0]][0](run):
+            print_row(row)
+        return
     name = torch.cuda.get_device_name() if options.device == 'cuda' else None
     machine = figures.machine(torch.get_num_threads(), name)
     if options.json:
         figures.check(options.json, machine)
+    rows, failed, began = [], [], time.monotonic()
     for part in options.parts or PARTS:
         passed = time.monotonic() - began
         print(f'[{passed:.0f} s] {part}{" is not begun, since too little time is left" if passed > LAST else ""}',
@@ -191,18 +305,18 @@ def main(arguments):
         if passed > LAST:
             failed.append(part)
             continue
+        command = [sys.executable, '-m', 'benchmarks.gpu', part, '--rows', '--device', options.device]
         try:
-            for row in PARTS[part](run):
-                stopping.check()
+            for row in measured(command + ['--quick'] * options.quick, PARTS[part][1]):
                 rows.append(figures.as_record(f'gpu {part}', row))
                 print(f'  {row.job}: {row.ours / row.peer:.2f}', file=sys.stderr, flush=True)
-        except UserError as error:
-            print(f'  not measured: {error}', file=sys.stderr, flush=True)
-        except Exception:                                      # the other parts are measured all the same
-            traceback.print_exc()
+                if options.json:
+                    figures.write(options.json, machine, [row for row in rows if row['benchmark'] == f'gpu {part}'])
+        except UserError:
+            print('  not measured', file=sys.stderr, flush=True)
+        except RunFailed as error:                             # the other parts are measured all the same
+            print(f'  not complete: {error}', file=sys.stderr, flush=True)
             failed.append(part)
-        if options.json:
-            figures.write(options.json, machine, [row for row in rows if row['benchmark'] == f'gpu {part}'])
     print(f'{figures.described(machine)}. Medians of wall-clock seconds where the job names no other unit.\n')
     print(figures.markdown([{'machine': machine, 'rows': rows}]))
     if failed:

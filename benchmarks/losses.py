@@ -56,7 +56,7 @@ def loss_of(name, *arguments, **named):
 
 
 def class_loss(name, **named):
-    """As loss_of(), for a loss with a vector per class."""
+    """The counterpart that is the library's loss `name`, which has a vector per class, with these arguments."""
     return lambda library, n_classes, dim: getattr(library.losses, name)(
         num_classes=n_classes, embedding_size=dim, **named)
 
@@ -201,7 +201,7 @@ def our_loss(case, batch, labels, triplets, n_classes):
 
 
 def their_loss(case, batch, labels, triplets, n_classes):
-    """As our_loss, of the counterpart; None where there is none, or where this is too large for it."""
+    """(the library's loss, its arguments); None where it has none, or where the batch is too large for it."""
     if case.counterpart is None or len(batch) > case.most or n_classes > case.n_classes:
         return None
     pml.require_library('the comparison of losses')

@@ -1,15 +1,19 @@
 """
-Time and memory of a training step, compared with a bare loop of forward, backward and optimizer step on a batch in
-memory: in micro-batches, in mixed precision, compiled, and by two processes. Then the parts of the plain step.
+Time and memory of a training step, compared with a bare loop in a process of its own (benchmarks/bare_loop.py): in
+micro-batches, in mixed precision, compiled, and by two processes. Then the parts of the plain step.
 
 python -m benchmarks.step [FLAG ...]       # flags of main.py instead of the defaults, as --arch conv4 --bs 224
 
 On the CPU, times are processor times, added up over the processes; on GPUs they are wall-clock times between
 synchronisations, and two processes need two GPUs.
 """
+import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -39,7 +43,7 @@ class Case:
 
     def __init__(self, flags):
         gpu = on_gpu(flags)
-        self.opt = opt = configuration.parse(['--not_pretrained', *(ON_GPU if gpu else ON_CPU), *flags])
+        self.opt = opt = configuration.parse(with_defaults(flags))
         opt.device = torch.device('cuda', processes.rank()) if gpu else device.select(opt)
         device.set_arithmetic(opt)
         machine.keep_freed()
@@ -57,15 +61,6 @@ class Case:
         self.built.step = TrainingStep(opt, self.built)
         model.start_epoch(model.warmup + 1)
 
-    def bare(self):
-        model, optimizer = self.built.model, self.built.optimizer
-        embeddings, features = model(self.images)
-        loss = self.built.criterion(batch=embeddings, labels=self.labels.to(self.opt.device), batch_features=features,
-                                    f_embed=model.f_embed)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
     def step(self):
         self.number += 1
         self.built.step(self.images[exchange.part(self.opt.bs)], self.labels, self.labels, self.number, 1)
@@ -79,14 +74,9 @@ class Case:
             return result
         return call
 
-    def memory(self, function):
-        """The peak memory of a call in MiB, without the weights and the state of the optimizer."""
-        if self.opt.device.type != 'cuda':
-            return peak_memory(function) / 2 ** 20
-        before = torch.cuda.memory_allocated(self.opt.device)
-        torch.cuda.reset_peak_memory_stats(self.opt.device)
-        function()
-        return (torch.cuda.max_memory_allocated(self.opt.device) - before) / 2 ** 20
+    def memory(self):
+        """The peak memory of a step in MiB, without the weights and the state of the optimizer."""
+        return memory(self.step, self.opt.device)
 
     def parts(self):
         """{part of the plain step: median seconds}."""
@@ -102,6 +92,29 @@ class Case:
         return {'forward': of['forward'], 'miner': miner, 'loss without miner': of['loss'] - miner,
                 'optimizer': of['optimizer'], 'clipping': of['update'] - of['optimizer'],
                 'backward and gradient norm': of['step'] - of['forward'] - of['loss'] - of['update']}
+
+
+def with_defaults(flags):
+    """Flags of main.py, after the defaults of this benchmark."""
+    return ['--not_pretrained', *(ON_GPU if on_gpu(flags) else ON_CPU), *flags]
+
+
+def memory(function, where):
+    """The peak memory of a call on this device in MiB, beyond what is allocated before."""
+    if where.type != 'cuda':
+        return peak_memory(function) / 2 ** 20
+    before = torch.cuda.memory_allocated(where)
+    torch.cuda.reset_peak_memory_stats(where)
+    function()
+    return (torch.cuda.max_memory_allocated(where) - before) / 2 ** 20
+
+
+def bare_loop(flags):
+    """(seconds per step, peak memory in MiB) of the bare loop, in a process of its own with as many threads."""
+    done = subprocess.run([sys.executable, '-m', 'benchmarks.bare_loop', *flags], cwd=Path(__file__).parents[1],
+                          env=os.environ | {'OMP_NUM_THREADS': str(torch.get_num_threads())}, stdout=subprocess.PIPE,
+                          check=True)
+    return json.loads(done.stdout)
 
 
 def on_gpu(flags):
@@ -139,7 +152,7 @@ def shared(rank, n, flags, folder):
         torch.cuda.set_device(rank)
     dist.init_process_group('cpu:gloo,cuda:nccl' if gpu else 'gloo', f'file://{folder}/group', rank=rank, world_size=n)
     case = Case(flags)
-    torch.save((median(measure({'step': case.step})['step']), case.memory(case.step)), f'{folder}/{rank}.pt')
+    torch.save((median(measure({'step': case.step})['step']), case.memory()), f'{folder}/{rank}.pt')
     dist.destroy_process_group()
 
 
@@ -159,9 +172,8 @@ def short():
     """A training step with a small network, against a bare loop."""
     torch.set_num_threads(1)
     case = Case(['--bs', '32'])
-    seconds = measure({'plain step': case.step, 'bare loop': case.bare})
-    yield Row('training step, 32 images of 32 pixels; bare loop', median(seconds['plain step']),
-              median(seconds['bare loop']), 1.1)
+    seconds = median(measure({'plain step': case.step})['plain step'])
+    yield Row('training step, 32 images of 32 pixels; bare loop', seconds, bare_loop(['--bs', '32'])[0], 1.05)
 
 
 def main(flags):
@@ -170,26 +182,25 @@ def main(flags):
     opt, quarter = plain.opt, ['--micro_bs', str(-(-plain.opt.bs // 4))]
     print(f'torch {torch.__version__}, {opt.device}, --arch {opt.arch} --bs {opt.bs} --loss {opt.loss} '
           f'--batch_mining {opt.batch_mining}, images of {plain.images.shape[-1]} pixels, median of {ROUNDS} rounds')
-    cases, half = {'bare loop': plain, 'plain step': plain}, ['--amp', 'bfloat16']
+    cases, half = {'plain step': plain}, ['--amp', 'bfloat16']
     scaled = [['--amp', 'float16']] if gpus else []                          # a hundred times as slow on the CPU
     for more in (quarter, half, [*quarter, *half], *scaled, ['--compile'], [*half, '--compile']):
         try:
             cases[' '.join(more)] = Case([*flags, *more])
         except UserError as error:
             print(error)
-    functions = {name: case.step for name, case in cases.items()} | {'bare loop': plain.bare}
-    seconds = measure(functions)
-    bare = seconds['bare loop']
+    bare, bare_memory = bare_loop(flags)
+    seconds = measure({name: case.step for name, case in cases.items()})
     print(f'{"":<38}{"ms":>10}{"ratio":>8}{"images/s":>12}{"peak MiB":>12}')
+    line('bare loop', bare, 1, opt.bs, bare_memory)
     for name, times in seconds.items():
-        ratio = median(time / reference for time, reference in zip(times, bare, strict=True))
-        line(name, median(times), ratio, opt.bs, cases[name].memory(functions[name]))
+        line(name, median(times), median(times) / bare, opt.bs, cases[name].memory())
     if gpus == 1:
         print('2 processes: need two GPUs')
     else:
         for more in ([], ['--micro_bs', str(-(-opt.bs // 8))]):
             taken, memory = measure_processes(2, [*flags, *more])
-            line(' '.join(['2 processes', *more]), taken, taken / median(bare), opt.bs, memory)
+            line(' '.join(['2 processes', *more]), taken, taken / bare, opt.bs, memory)
     parts = plain.parts()
     print('the plain step: ' + ', '.join(f'{name} {taken / sum(parts.values()):.1%}' for name, taken in parts.items()))
 

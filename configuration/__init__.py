@@ -27,20 +27,19 @@ REMOVED = {
 # Flags that no longer exist, and that changed no result
 REMOVED_WITHOUT_EFFECT = {'language_model'}
 REMOVED_PICTURES = {'umap', 'utility', 'confidence'}
+REMOVED_EMBEDDING = ('decode', 'prompts', 'prompt_depth')     # on which embeddings depended
 TAG = 'before-0.2'                                            # the last code that has them
 
 
-def parse(arguments, defaults=None, parser=None):
+def parse(arguments, defaults=None):
     """
     The command line's arguments, a list of strings -> the namespace.
 
     The values come from `defaults`, {flag: value}, the settings of a run folder (--resume, --reproduce, --evaluate),
     the --config files and the command line; later sources override earlier ones. `given` in the namespace lists the
     flags of the command line and the --config files. Raises UserError for whatever the user must change.
-
-    parser: what parameters.build() gives, for callers that parse many command lines.
     """
-    parser = parser or parameters.build()
+    parser = parameters.build()
     mode = parser.parse_args(arguments)
     folders = [folder for folder in (mode.resume, mode.reproduce, mode.evaluate) if folder]
     if len(folders) > 1:
@@ -164,6 +163,11 @@ def without_removed(place, settings):
 def embedding_settings(opt):
     """{flag: value} of the flags on which the embedding of an image depends, beside the weights."""
     return {name: getattr(opt, name) for name in parameters.flags_with('embedding')}
+
+
+def settings_in_id(opt):
+    """The settings in the id of a network: with those of earlier versions, so that it fits the indexes made by them."""
+    return {name: REMOVED[name] for name in REMOVED_EMBEDDING} | embedding_settings(opt)
 
 
 def secret_variables(opt):

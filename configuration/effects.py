@@ -17,6 +17,8 @@ def name_unread(opt, trained, evaluated):
     """
     found = unread(opt, trained, evaluated)
     namespace.note(opt, *found)
+    if evaluated and (trained or not opt.n_epochs):
+        namespace.stop_noting()
     if found and processes.is_main():
         named = ', '.join(f'--{name} {shown(value)}' for name, value in found.items())
         print(f'Note: without effect in this run: {named}', file=sys.stderr)

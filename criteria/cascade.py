@@ -85,7 +85,7 @@ class Cascade(torch.nn.Module):
         self.log = {}
         for number, (level, part, given, found) in enumerate(zip(self.levels, parts, self.given, tuples, strict=True),
                                                              start=1):
-            given.tuples = found
+            given.of_step.tuples = found
             values.append(level(batch=part, labels=labels, **kwargs))
             self.log |= {f'level_{number}_loss': values[-1].detach()} | {
                 f'level_{number}_{name}': scalar for name, scalar in getattr(level, 'log', {}).items()}

@@ -136,7 +136,7 @@ class DeepAdversarial(torch.nn.Module):
             torch.cat([labels, labels[negatives]]), torch.cat([features, synthetic]), f_embed, **kwargs)
 
     def tuple_loss(self, triplets, batch, labels, features, f_embed, **kwargs):
-        self.given.tuples = triplets
+        self.given.of_step.tuples = triplets
         return self.criterion(batch=batch, labels=labels, batch_features=features, f_embed=f_embed, **kwargs)
 
     def parameter_groups(self):

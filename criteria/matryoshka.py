@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-BESIDE_EMBEDDINGS = ('batch_features', 'avg_batch_features', 'f_embed', 'feature_maps', 'images', 'teacher_batch')
+BESIDE_EMBEDDINGS = ('batch_features', 'f_embed', 'feature_maps', 'images', 'teacher_batch')
 FLAGS = {
     'matryoshka': {'default': [], 'type': 'int', 'at_least': 1, 'metavar': 'D',
                    'help': 'train prefixes of the embedding: the loss is summed over the first D dimensions; the last'
@@ -67,7 +67,7 @@ class Matryoshka(torch.nn.Module):
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
         if self.miner is not None:
-            self.given.tuples = self.miner(batch, labels)
+            self.given.of_step.tuples = self.miner(batch, labels)
         shared = dict(self.criterion.named_parameters())
         values = []
         log = {}

@@ -50,11 +50,12 @@ class Storage:
         if dim > 0:
             generator = torch.Generator().manual_seed(derive(opt.seed, 'projection'))
             self.projection = (torch.randn(opt.embed_dim, dim, generator=generator) / dim ** .5).to(self.device)
-        self.embeddings = self.change = None
+        self.embeddings = torch.tensor(torch.nan, device=self.device).expand(self.shape)        # not filled yet
+        self.change = None
 
     def fill(self, embed):
         """Before an epoch. embed: () -> [N, --embed_dim] embeddings of all training images; called only if needed."""
-        if self.embeddings is None:
+        if self.embeddings[0, 0].isnan():
             self.embeddings = self.projected(embed()).clone()
             self.change = torch.zeros_like(self.embeddings) if self.momentum else None
         elif self.refill:
@@ -84,17 +85,3 @@ class Storage:
         """indices int64 [n] -> embeddings [n, D]; with --data_sim_measure cosine, L2-normalised."""
         points = self.embeddings[indices.to(self.device)]
         return F.normalize(points, dim=1) if self.cosine else points
-
-    def state_dict(self):
-        return {'embeddings': self.embeddings, 'change': self.change}
-
-    def load_state_dict(self, state):
-        """Raises ValueError if the saved embeddings have another shape."""
-        if state['embeddings'] is None:
-            return                                                      # saved before the first epoch
-        if state['embeddings'].shape != self.shape:
-            raise ValueError(f'it holds embeddings of shape {tuple(state["embeddings"].shape)}, not {self.shape}')
-        self.embeddings = state['embeddings'].to(self.device)
-        if self.momentum:
-            change = state['change']
-            self.change = torch.zeros_like(self.embeddings) if change is None else change.to(self.device)

@@ -187,13 +187,13 @@ def upright_sizes(paths):
 
 
 def open_photo(source):
-    """As decoding.open_photo; for a Box, the Photo of this part. Raises UserError if the box exceeds the image."""
+    """The Photo of an image file, or of the part that a Box names. Raises UserError if the image lacks that part."""
     photo = decoding.open_photo(image_path(source))
     return cropped(photo, source) if isinstance(source, Box) else photo
 
 
 def read_upright(source):
-    """As decoding.read_upright; for a Box, this part of the image. Raises UserError if the box exceeds the image."""
+    """An image file, or the part that a Box names, as an upright PIL image. Raises UserError as open_photo()."""
     image = decoding.read_upright(image_path(source))
     if not isinstance(source, Box):
         return image

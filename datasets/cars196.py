@@ -1,4 +1,6 @@
 """CARS196: 16,185 photos of 196 car models. Krause et al., 3dRR workshop, ICCV 2013."""
+from pathlib import Path
+
 import numpy as np
 
 from datasets.base import ImageTable, class_folders, find, subfolders
@@ -28,6 +30,7 @@ Training and test images of a mirror are put together, since here the classes ar
 def load(opt):
     if opt.download:
         no_address('CARS196', WHERE)
+    require_devkit(opt)
     path = find(opt, 'cars196', LAYOUTS, WHERE)
     if path.name == 'car_ims':
         return original_table(path.with_name('cars_annos.mat'))
@@ -37,6 +40,18 @@ def load(opt):
     if {'train', 'test'} <= {folder.name for folder in subfolders(parts)}:
         return both_parts(class_folders(parts / 'train'), class_folders(parts / 'test'))
     return class_folders(path)
+
+
+def require_devkit(opt):
+    """Raises UserError for a mirror on Kaggle that has the photos of the two parts, but not their annotations."""
+    for root in (Path(opt.source_path) / root for root in ROOTS):
+        is_of_kaggle = (root / 'cars_annos.mat').exists() and (root / 'cars_train').exists()
+        has_others = any((root / name).exists() for name in (
+            'car_ims', 'images', 'devkit/cars_train_annos.mat', 'cars_train_annos.mat'))
+        if is_of_kaggle and not has_others:
+            raise UserError(f'{root}: its cars_annos.mat gives the classes of car_ims/000001.jpg and so on, and the '
+                            'photos in cars_train/ and cars_test/ have other numbers; put cars_meta.mat, '
+                            'cars_train_annos.mat and cars_test_annos_withlabels.mat there, as other mirrors have them')
 
 
 def both_parts(train, test):

@@ -14,7 +14,8 @@ from utilities.errors import UserError
 PART_OF_FOLDER = {name: part for name, part in image_list.PARTS.items() if part != 'distractor'}
 PART_OF_PERSONS = {'bounding_box_train': 'train', 'query': 'query', 'bounding_box_test': 'gallery'}
 WHERE = ('images/<class>/*.jpg (or .png ...), also in folders of super-classes; or train/<class>/*.jpg and '
-         'test/<class>/*.jpg; or images anywhere that --csv FILE lists')
+         'test/<class>/*.jpg; or bounding_box_train/, bounding_box_test/ and query/ of Market-1501; or images anywhere '
+         'that --csv FILE lists')
 
 
 def load(opt):
@@ -35,7 +36,19 @@ def of_folders(opt):
         table = official_split(source)
         if table:
             return table
+        require_no_deeper(source)
     return in_folders(find(opt, 'folder', ['images'], WHERE))
+
+
+def require_no_deeper(source):
+    """Raises UserError where --source_path is the folder above one with official parts or images/."""
+    for folder in subfolders(source):
+        names = {path.name for path in subfolders(folder)}
+        found = [*PART_OF_PERSONS] if {*PART_OF_PERSONS} <= names else [
+            name for name in sorted(names) if name == 'images' or name.lower() in PART_OF_FOLDER]
+        if found:
+            raise UserError(f'--source_path {source}: it has no images/, train/ or test/, but {folder} has '
+                            f'{", ".join(found)}: give --source_path {folder}')
 
 
 def in_folders(folder):

@@ -16,6 +16,7 @@ ROLES = ('is_query', 'is_gallery')
 COLUMNS = ('path', 'label', 'split', 'group', *ROLES, *boxes.COLUMNS)
 PARTS = {'train': 'train', 'training': 'train', 'val': 'val', 'valid': 'val', 'validation': 'val', 'test': 'test',
          'query': 'query', 'gallery': 'gallery', 'distractor': 'distractor'}
+MISSING = ('nan', 'NaN', '<NA>')                           # as numpy and pandas write missing values
 TRUTH = {'true': True, '1': True, '1.0': True, 'false': False, '0': False, '0.0': False}     # as pandas writes them
 
 
@@ -60,6 +61,9 @@ def read(file, source_path, names=(), with_groups=False):
                             'a comma in double quotes')
         if not row['path'] or not row['label']:
             raise UserError(f'--csv {file}, line {line}: path and label must not be empty')
+        if row['label'] in MISSING:
+            raise UserError(f'--csv {file}, line {line}: the label {row["label"]} is a missing value, no class; remove '
+                            'the row, or give it a class')
         if 'split' in row:
             row['split'] = choose_part(file, line, row['split'] or '')
     note_similar_labels(f'--csv {file}', {row['label'] for row in rows})

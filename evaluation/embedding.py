@@ -44,7 +44,7 @@ def embed_batch(network, images, views=()):
 
     A change belongs here, and acts in all of them.
     """
-    further = [view for view in views if view != 1]
+    further = [view for view in dict.fromkeys(views) if view != 1]                  # each view counts once
     with full_float32():
         outputs = network_outputs(network, images)
         for view in further:

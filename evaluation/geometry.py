@@ -8,7 +8,7 @@ ROWS = 4096                  # embeddings that are held in float64 at a time
 
 def class_distances(embeddings, labels):
     """
-    Mean cosine distances of [N, D] embeddings, in closed form from the sums of the normalised embeddings, in float64.
+    Mean cosine distances of [N, D] embeddings, in closed form from sums of the embeddings, in float64.
 
     labels: [N] int64, each class from 0 on at least once.
 
@@ -17,20 +17,27 @@ def class_distances(embeddings, labels):
              'intra_over_inter'}; nan where there are no two images or classes to compare.
     """
     sizes = np.bincount(labels)
-    sums = np.zeros((len(sizes), embeddings.shape[1]))
+    sums = np.zeros((len(sizes), embeddings.shape[1]))             # of the normalised embeddings
+    sums_as_given = np.zeros_like(sums)
+    are_normalised = True
+    largest = 1e-300                                               # norm of an embedding
     own = np.zeros(len(sizes))
     order = np.argsort(labels, kind='stable')
     for start in range(0, len(order), ROWS):
         part = order[start:start + ROWS]
-        unit = normalised(embeddings[part].astype(float), least=1e-100)
+        given = embeddings[part].astype(float)
+        unit = normalised(given, least=1e-100)
+        are_normalised &= np.allclose(given, unit, rtol=0, atol=1e-6)
+        largest = max(largest, np.sqrt(squared_norms(given).max()))
         classes, first = np.unique(labels[part], return_index=True)
         sums[classes] += np.add.reduceat(unit, first)
+        sums_as_given[classes] += np.add.reduceat(given, first)
         own[classes] += np.add.reduceat(squared_norms(unit), first)
     several = sizes > 1
     n = sizes[several].astype(float)
     # Σ over i ≠ j of x_i·x_j is ‖Σ x_i‖² − Σ ‖x_i‖²
     intra = (1 - (squared_norms(sums[several]) - own[several]) / (n * n - n)).mean() if several.any() else np.nan
-    means = normalised(sums)
+    means = normalised(sums if are_normalised else sums_as_given / largest)
     n = len(means)
     inter = 1 - ((means.sum(axis=0) ** 2).sum() - (means * means).sum()) / (n * n - n) if n > 1 else np.nan
     return {'intra': intra, 'inter': inter, 'intra_over_inter': intra / inter if inter else np.nan}

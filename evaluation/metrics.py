@@ -240,7 +240,7 @@ def full_precision():
 
 
 def from_ranks(metrics, job):
-    """The metrics, averaged over the queries with a positive, and with n_bootstrap their intervals."""
+    """Metrics and a Job -> {name: mean over the queries with a positive}, and with n_bootstrap their intervals."""
     if job.draws:
         return from_draws(metrics, job)
     per_image = {name: np.full(len(job.pool.labels), np.nan) for name in metrics}
@@ -258,7 +258,7 @@ def from_ranks(metrics, job):
 
 
 def from_draws(metrics, job):
-    """As from_ranks, the means over random galleries, and their standard deviations."""
+    """Metrics and a Job -> {name: mean over random galleries} and their standard deviations."""
     (_, arguments), = job.pool.parts()
     search = job.search(**arguments, ranking=job.transformed(arguments['embeddings']))
     n_draws, size = job.draws
@@ -275,7 +275,7 @@ def from_draws(metrics, job):
 
 
 def from_levels(metrics, job):
-    """As from_ranks; without super-classes, the classes are the only level."""
+    """Metrics of levels and a Job -> {name: mean over the queries}. Without super-classes, classes are the level."""
     pool = replace(job.pool, cameras=None)
     per_image = {name: np.full(len(pool.labels), np.nan) for name in metrics}
     every = pool.labels[:, None] if pool.levels is None else np.column_stack([pool.labels, pool.levels])

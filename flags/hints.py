@@ -44,8 +44,9 @@ HERE = {
     '--resume RUN_FOLDER': 'resume_training',
     '--resume, --start_from or --evaluate': 'checkpoint ckpt load load_from',
     '--evaluate RUN_FOLDER': 'test_only eval_only evaluate_only',
-    '--config FILE; --reproduce_results FOLDER takes the files of powerful-benchmarker':
+    '--config FILE; python -m tuning.powerful_benchmarker FOLDER takes the files of powerful-benchmarker':
         'config_general config_models config_optimizers config_loss_and_miners config_transforms config_dataset',
+    'python -m tuning.powerful_benchmarker FOLDER': 'reproduce_results reproduce_results_partly',
     'Hyperparameter_Search.py': 'bayesian_optimization_n_iter bayes_opt_iters',
     '--split_scheme and --n_folds': 'split_manager',
     '--loss_multisimilarity_thresh or --loss_dr_multisimilarity_thresh': 'ms_thresh',

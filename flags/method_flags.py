@@ -21,7 +21,6 @@ obsolete, common, file: as in Facts (flags/help_texts.py)
 
 torch.hub reads the same declarations, so this file imports the standard library only.
 """
-import functools
 import inspect
 import itertools
 import math
@@ -62,7 +61,6 @@ def documented_arguments(module):
     return found
 
 
-@functools.cache                                        # a run builds its parser three times
 def defaults_and_texts(function):
     """Returns {argument: (default, text)} of the arguments with a default."""
     texts = argument_texts(inspect.getdoc(function) or '')
@@ -126,7 +124,7 @@ def expected(values, given):
 
 
 def expected_number(values, kind, given):
-    """As expected(), for a number. kind: int or float."""
+    """What a flag of numbers takes, as text, where `given` does not fit; otherwise None. kind: int or float."""
     above = values.get('above', -math.inf)
     low = values.get('at_least', -math.inf)
     high = values.get('at_most', math.inf)

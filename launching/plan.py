@@ -25,13 +25,12 @@ def runs_of_script(file, only=(), skip_refused=False, more=()):
     Raises a UserError that lists every line which main.py would refuse; with skip_refused, prints the list and leaves
     these lines out.
     """
-    parser = parameters.build()
     runs = []
     problems = []
     taken = {}
     for number, arguments in enumerate(stopping.checked(script.commands(file)), start=1):
         try:
-            run = planned_run([*arguments, *more], parser)
+            run = planned_run([*arguments, *more])
         except UserError as error:
             problems.append(f'{file}, run {number}: {error}')
             continue
@@ -53,13 +52,9 @@ def runs_of_script(file, only=(), skip_refused=False, more=()):
     return chosen
 
 
-def planned_run(arguments, parser=None):
-    """
-    The Planned run with these arguments of main.py. Raises UserError where no data are needed to refuse them.
-
-    parser: as for configuration.parse.
-    """
-    opt = configuration.parse(arguments, parser=parser)
+def planned_run(arguments):
+    """The Planned run with these arguments of main.py. Raises UserError where no data are needed to refuse them."""
+    opt = configuration.parse(arguments)
     for mode in NOT_FROM_THE_START:
         if getattr(opt, mode):
             raise UserError(f'--{mode}: a line to launch must train from the start')

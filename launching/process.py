@@ -57,7 +57,7 @@ def start(run, more=(), python=()):
 
 
 def join(run, more, python):
-    """As start(), on the other machines of a run that several machines train: without the log and its lock."""
+    """Starts this machine's processes of a run that another one has started; returns the process, None if finished."""
     folder = run.folder()
     if folder and reading.is_finished(folder):
         return None

@@ -44,6 +44,7 @@ def select(opt, model, criterion, n_steps=1):
     check_once(network + own, by_criterion)
     for optimizer in by_criterion:
         if type(optimizer) in OPTIMIZERS.values():           # the names of the state of others are not known
+            restoring.name_kind(optimizer)
             optimizer.register_load_state_dict_pre_hook(restoring.require_kind)
     embedding = [group for group in network if group['name'].startswith('embedding')]
     groups = [group for group in network if not group['name'].startswith('embedding')]
@@ -68,6 +69,7 @@ def build(opt, flag, groups):
         optimizer = OPTIMIZERS[name](groups, **default | arguments_of_flags(opt, flag) | own)
     except (ValueError, RuntimeError) as error:                # Muon takes matrices only
         raise UserError(f'--{flag} {name}: {" ".join(str(error).split())[:200]}') from None
+    restoring.name_kind(optimizer)
     optimizer.register_load_state_dict_pre_hook(restoring.as_built)
     return optimizer
 

@@ -23,9 +23,3 @@ class MovingAverage:
                 mean.lerp_(value, 1 - self.decay)
             else:
                 mean.copy_(value)
-
-    def state_dict(self):
-        return self.average.state_dict()
-
-    def load_state_dict(self, state):
-        self.average.load_state_dict(state)

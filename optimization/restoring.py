@@ -1,6 +1,4 @@
 """The state of an optimizer, as a checkpoint has it: whether it fits, and in the memory layout of the parameters."""
-import inspect
-
 import torch
 
 
@@ -20,29 +18,25 @@ def as_built(optimizer, state):
     return state | {'param_groups': groups, 'state': values}
 
 
+def name_kind(optimizer):
+    """Writes the kind of an optimizer into its parameter groups, which a checkpoint keeps."""
+    for group in optimizer.param_groups:
+        group['kind'] = type(optimizer).__name__
+
+
 def require_kind(optimizer, state):
     """Raises ValueError for the state of another kind of optimizer, or of other parameters."""
     for saved, own in zip(state['param_groups'], optimizer.param_groups, strict=True):
-        if kind_of(saved) != kind_of(own):
+        if saved.get('kind', own['kind']) != own['kind'] or switches(saved) != switches(own):
             raise ValueError('it is the state of another kind of optimizer')
         for number, parameter in zip(saved['params'], own['params'], strict=True):
-            of_parameter = state['state'].get(number, {})
-            if of_parameter and of_parameter.keys() != state_keys(optimizer, own, parameter.dim()):
-                raise ValueError('it is the state of another kind of optimizer')
-            if not all(fits(value, parameter) for value in of_parameter.values()):
+            if not all(fits(value, parameter) for value in state['state'].get(number, {}).values()):
                 raise ValueError('it is the state of parameters of other shapes')
 
 
-def state_keys(optimizer, group, n_dims):
-    """The names of the state that an optimizer keeps of a parameter, found by a step of a new one of its kind."""
-    parameter = torch.nn.Parameter(torch.zeros((2,) * n_dims))
-    parameter.grad = torch.zeros_like(parameter)
-    arguments = inspect.signature(type(optimizer)).parameters
-    settings = {name: value for name, value in group.items() if name in arguments and name != 'params'}
-    settings |= {name: False for name in ('fused', 'foreach', 'capturable') if name in settings}
-    other = type(optimizer)([parameter], **settings)
-    other.step()
-    return other.state[parameter].keys()
+def switches(group):
+    """Whether the settings of a parameter group are on that need a state of their own."""
+    return [bool(group.get(name)) for name in ('decoupled_weight_decay', 'amsgrad', 'centered', 'momentum')]
 
 
 def fits(value, parameter):
@@ -61,11 +55,3 @@ def laid_out(value, parameter):
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
-
-
-def kind_of(group):
-    """What tells apart, in a parameter group, the kinds of --optim and the settings that need a state of their own."""
-    names = ('betas', 'alpha', 'nesterov', 'momentum_decay', 'amsgrad', 'rho', 'beta2_decay', 'lr_decay', 'lambd',
-             'etas', 'ns_steps')
-    switches = ('decoupled_weight_decay', 'amsgrad', 'centered', 'momentum')
-    return [name in group for name in names], [bool(group.get(name)) for name in switches]

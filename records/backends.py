@@ -163,7 +163,7 @@ class Wandb:
 
 
 def within_limit(call, *arguments):
-    """As failure(), in a thread: W&B waits without end for a service that was killed."""
+    """What failed in call(*arguments), or that it took LIMIT seconds: W&B waits without end for a killed service."""
     problems = []
     thread = threading.Thread(target=lambda: problems.append(failure(call, *arguments)), daemon=True)
     thread.start()

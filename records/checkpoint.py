@@ -10,11 +10,15 @@ from pathlib import Path
 
 import torch
 
-from records import columns, public_code, published, run_folder
+from records import columns, public_code, published, run_folder, state
 from records.run_folder import LAST
 from utilities import processes
 from utilities.errors import RunFailed, UserError
 from utilities.files import atomic, describe_kind, require_uncompressed
+
+
+class OtherFile(UserError):
+    """A file of weights that no run of this program wrote."""
 
 
 class Checkpoint:
@@ -23,8 +27,9 @@ class Checkpoint:
     settings: the flags, kept in every checkpoint so that it can be evaluated on its own.
     metrics:  --storage_metrics: the best network by each, on each split, is kept as checkpoint_<split>_<metric>.pt.
     lowest:   those of the metrics that are best where they are lowest.
-    parts:    {name: part with a state}: model, criterion, optimizer and, where the run has them, miner, sampler, memory
-              bank (storage) and moving average of the weights (ema).
+    parts:    {name: part with a state dict}: model, criterion, optimizer and, where the run has them, further
+              optimizers and the moving average of the weights (ema).
+    state:    the State of the run: all else that its parts keep.
     best:     {'<split>_<metric>': the row of log.csv where it was best}.
     row:      the last row that has metrics.
     records:  the result of Records.contents() at the last save; None for a new run.
@@ -35,12 +40,13 @@ class Checkpoint:
     Process 0 alone saves; all processes resume.
     """
 
-    def __init__(self, folder, settings, metrics, parts, origin=None, lowest=()):
+    def __init__(self, folder, settings, metrics, parts, state, origin=None, lowest=()):
         self.folder = Path(folder)
         self.last = self.folder / LAST
         self.settings = settings
         self.metrics = metrics
         self.parts = parts
+        self.state = state
         self.origin = origin
         self.lowest = lowest
         self.best = {}
@@ -52,11 +58,12 @@ class Checkpoint:
     def save(self, epoch, row, records=None):
         """
         Writes the state after `epoch`, and the network for each metric whose value in `row` is the best so far, in
-        process 0.
+        process 0. All processes call it.
 
         The best networks are written first: a run that is killed in between repeats the epoch and writes them again.
         """
         self.trained = epoch > 0
+        kept = self.state.save()
         if not processes.is_main():
             return
         states = {name: part.state_dict() for name, part in self.parts.items()}
@@ -67,10 +74,11 @@ class Checkpoint:
             name = columns.Column(split, metric).name
             if self.is_best(name, metric, row):
                 self.best[name] = row
-                network = {part: states[part] for part in ('model', 'criterion', 'ema') if part in states}
-                self.write(f'checkpoint_{name}.pt', common | network)
+                network = {part: states[part] for part in state.TRAINED if part in states}
+                self.write(f'checkpoint_{name}.pt', common | network | {'state': state.limited(kept, state.TRAINED)})
         self.records = records
-        self.write(LAST, common | states | {'best': self.best, 'row': self.row, 'records': records})
+        more = {'state': kept, 'best': self.best, 'row': self.row, 'records': records}
+        self.write(LAST, common | states | more)
 
     def is_best(self, name, metric, row):
         """Whether a row has a metric, in the column `name`, and it is better than in all earlier rows."""
@@ -110,26 +118,34 @@ class Checkpoint:
                             f'{", ".join(different)}; copy the run folder again')
         if merging:
             states.setdefault('ema', states['model'])        # a new moving average begins at the weights
+        saved = states.get('state', {})
         fresh = []
         for name, part in self.parts.items():
             replaceable = merging and name != 'model'
             before = copy.deepcopy(part.state_dict()) if replaceable else None
             try:
-                state = states[name]
-                if 'criterion' in fresh and isinstance(part, torch.optim.Optimizer):
-                    state = without_state_of(self.parts['criterion'], part, state)
-                if state is not None:
-                    part.load_state_dict(state)
-                if state is not states[name]:
+                content = states[name]
+                if isinstance(part, torch.nn.Module):
+                    content = self.state.fitting(saved, part, content)
+                elif 'criterion' in fresh and isinstance(part, torch.optim.Optimizer):
+                    content = without_state_of(self.parts['criterion'], part, content)
+                if content is not None:
+                    part.load_state_dict(content)
+                if isinstance(part, torch.optim.Optimizer) and content is not states[name]:
                     fresh.append(f"the criterion's part of {name}")
             except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
                 if replaceable:
                     part.load_state_dict(before)             # some of its parts may have fitted
-                    words = "the sampler's memory bank" if name == 'storage' else name
-                    fresh.append(words)
+                    fresh.append(name)
                     continue
                 raise UserError(f'--resume {self.folder}: its {name} does not fit the flags given now: '
                                 f'{" ".join(str(error).split())[:200]}') from None
+        try:
+            fresh = self.state.restore(saved, states, fresh if merging else None)
+        except (KeyError, ValueError) as error:
+            raise UserError(f'--resume {self.folder}: its checkpoint has the state of {error}, which this run does not '
+                            'build; give the flags and the code that it was started with, or add '
+                            '--merge_argparse_when_resuming to leave this state out') from None
         if fresh:
             print(f'Note: {self.folder}: with the changed flags, these parts start fresh: {", ".join(fresh)}')
         self.best = states['best']
@@ -204,9 +220,9 @@ def load(path):
         try:
             states = torch.load(path, map_location='cpu', weights_only=True)
         except Exception as error:  # the unpickler raises anything on a broken file
-            raise UserError(f'{path}: not a checkpoint of this program but {describe_kind(path, error)}') from None
+            raise OtherFile(f'{path}: not a checkpoint of this program but {describe_kind(path, error)}') from None
     if not isinstance(states, dict) or not {'settings', 'epoch', 'model'} <= states.keys():
-        raise UserError(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
+        raise OtherFile(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
     require_own_folder(path, states)
     return states
 

@@ -179,7 +179,7 @@ def source_of(groups, test):
 
 
 def views_of(run):
-    return '+'.join(map(str, run.flags.get('eval_views') or ()))
+    return '+'.join(dict.fromkeys(map(str, run.flags.get('eval_views') or ())))
 
 
 def require_same_views(name, runs):

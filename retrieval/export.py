@@ -15,7 +15,7 @@ import torch
 import architectures
 import configuration
 from architectures import low_rank, timm_models
-from records import checkpoint, published
+from records import checkpoint, published, state
 from retrieval import loading, model_card
 from utilities.errors import UserError, choose
 from utilities.files import atomic, require_writable, require_writable_folder, writing
@@ -124,6 +124,10 @@ def write_folder(opt, network, source, folder, description):
                 flags['arch'] = opt.arch.replace(name, timm_models.name_in_timm(opt, name))    # not a place of its own
                 timm_models.save(opt, network.model, temporary)
             states = checkpoint.load(checkpoint.find(source))
+            kept = state.limited(states.get('state', {}), ['model', 'ema'])
+            if kept:
+                raise UserError(f'{source}: its network keeps more than weights ({", ".join(kept["attributes"])}), for '
+                                'which files of safetensors have no place; make buffers of it')
             published.write(temporary, network.model.state_dict(), flags, states['epoch'], description)
             text = model_card.text(opt, flags, source, states, description, network)
             (temporary / 'README.md').write_text(text, encoding='utf-8')

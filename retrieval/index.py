@@ -146,7 +146,7 @@ class Index:
         return nearest(self.embeddings, queries, k, self.gallery, self.device)
 
     def query(self, embeddings, k=10):
-        """As nearest(), with a list of k paths for each query in place of the rows."""
+        """[Q, D] queries -> a list of the paths of the k nearest images for each, and the distances [Q, k]."""
         rows, distances = self.nearest(embeddings, k)
         return [[self.paths[row] for row in found] for found in rows], distances
 

@@ -46,7 +46,7 @@ class Network(torch.nn.Module):
         self.input_size = opt.eval_size or model.input_size
         self.source = str(source)
         self.settings = configuration.embedding_settings(opt)
-        self.id = network_id(model, self.settings)
+        self.id = network_id(model, configuration.settings_in_id(opt))
         self.open_set, self.no_threshold = unknown.calibrated_thresholds(source, self.id)
 
     @property
@@ -125,7 +125,7 @@ def load(run, device='auto'):
 
 
 def restore(opt, run):
-    """As load(), with the flags of the namespace `opt`."""
+    """The Network of a run, and the Transform of its images, with the flags of the namespace `opt`."""
     with preserved():
         model = parts.restore_network(opt, run)
     return Network(opt, model, run), Transform(datasets.pipelines(opt, model.input_size)[1])

@@ -122,7 +122,7 @@ def save(opt, model, data, embedded, place):
     test, reason = embedded['test'], no_threshold(opt, data)
     unknown = {test.images.class_names[label] for label in answers.labels[~answers.is_known]}
     own = f'--pca {opt.pca}' if opt.pca else f'the ranking of --loss {opt.loss}' if test.ranking else None
-    known = None if own else network_id(model, configuration.embedding_settings(opt))
+    known = None if own else network_id(model, configuration.settings_in_id(opt))
     content = {'network_id': known, 'own_similarity': own, 'share': opt.share, 'fpir': opt.fpir, 'seed': opt.seed,
                'reason': reason, 'thresholds': rows,
                'test': {'gallery_size': n_images, 'n_known_queries': len(answers.known),

@@ -1,10 +1,10 @@
 """
-The MAP@R of each test class in the claims' runs, for intervals over test classes: of the network in the last
-checkpoint; for folds (<group>_fold<k>_s<seed>), of their concatenated networks, as in Evaluate_Ensemble.py.
+The MAP@R of each test class in the runs of the study on photos, of the network in the last checkpoint: for intervals
+over test classes.
 
-python -m studies.class_values RUN_FOLDER ... [--file FILE]
+python -m studies.class_values RUN_FOLDER ... --file studies/rows/photos_classes.csv
 
-Runs already in FILE are skipped, so that an interrupted command can be repeated.
+Runs already in the file are skipped, so that an interrupted command can be repeated.
 """
 import argparse
 import contextlib
@@ -12,7 +12,6 @@ import io
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 from tqdm import tqdm
@@ -22,13 +21,11 @@ import evaluation
 import parts
 from evaluation import ranking, retrieval
 from records import reading
-from reports import ensemble_evaluation, ensembles, folds
 from utilities import device, errors
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
 
-FILE = Path(__file__).parent / 'rows' / 'claims_classes.csv'
-FOLDS = re.compile(r'(?P<group>.+?)(_fold(?P<fold>\d+))?_s(?P<seed>\d+)')
+FOLDER = re.compile(r'(?P<group>.+)_s(?P<seed>\d+)')
 TOLERANCE = 1e-5                             # between the mean over images here and the value in the records of the run
 
 
@@ -42,35 +39,21 @@ def class_means(part):
     return np.bincount(labels[judged], found[judged]) / sizes, sizes
 
 
-def run_values(folder):
-    """class_means() of the network in a run folder, and the MAP@R that its log.csv has."""
+def csv_line(folder, group, seed):
+    """
+    The line of the run in a folder: class_means() of its network. Raises UserError where their mean is not the MAP@R in
+    its log.csv.
+    """
     opt = configuration.parse(['--evaluate', str(folder), '--device', 'cpu'])
     opt.device = device.select(opt)
     built = parts.restore(opt, opt.evaluate)
-    part = evaluation.embed_splits(opt, built.model, built.data, ['test'], built.criterion)['test']
-    return *class_means(part), reading.read(folder).rows[-1]['test_map_at_r']
-
-
-def fold_values(folders):
-    """class_means() of the networks of several folds, concatenated, and the MAP@R of Evaluate_Ensemble.py."""
-    machine = dict.fromkeys(ensemble_evaluation.MACHINE) | {'device': 'cpu'}           # the others: as in the records
-    opt = SimpleNamespace(**machine, evaluation_metrics=['map_at_r'], pca=0)
-    ensemble, = folds.gather(map(str, folders))
-    if len(ensemble.members) != ensemble.n_expected:
-        raise UserError(f'{ensemble}: {ensemble.n_folds_of} folds')
-    members = []
-    for member in ensemble.members:
-        own, built = ensemble_evaluation.network(opt, member, 'trained')
-        members.append(ensembles.embed_member(own, built.model, built.data))
-    return *class_means(ensembles.as_one(own, members)), ensembles.concatenated(own, members)['test_map_at_r']
-
-
-def csv_line(group, seed, folders):
-    is_ensemble = FOLDS.fullmatch(folders[0].name)['fold'] is not None
-    classes, sizes, recorded = fold_values(folders) if is_ensemble else run_values(*folders)
+    parts.keep_evaluated_features(opt, built)
+    embedded = evaluation.embed_splits(opt, built.model, built.data, ['test'], built.criterion)
+    classes, sizes = class_means(embedded['test'])
     mean = classes @ sizes / sizes.sum()
+    recorded = reading.read(folder).rows[-1]['test_map_at_r']
     if abs(mean - recorded) > TOLERANCE:
-        raise UserError(f'{folders[0]}: MAP@R is {mean:.6f} here, and {recorded:.6f} in its records')
+        raise UserError(f'{folder}: MAP@R is {mean:.6f} here, and {recorded:.6f} in its records')
     return {'group': group, 'seed': seed, 'sizes': ' '.join(map(str, sizes)),
             'map_at_r': ' '.join(f'{value:.4f}' for value in classes)}
 
@@ -93,19 +76,17 @@ def read(file):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('runs', nargs='+', type=Path, metavar='RUN_FOLDER')
-    parser.add_argument('--file', type=Path, default=FILE, help='the CSV file: a line per run')
+    parser.add_argument('--file', type=Path, required=True, help='the CSV file: a line per run')
     opt = parser.parse_args(arguments)
-    lines = read_csv(opt.file) if opt.file.exists() else []
+    lines = read_csv(opt.file)
     known = {(line['group'], int(line['seed'])) for line in lines}
-    found = {}
-    for folder in opt.runs:
-        if not (name := FOLDS.fullmatch(folder.name)):
-            raise UserError(f'{folder}: not the folder of a run of studies/Claims_Runs.sh, <group>_s<seed>')
-        found.setdefault((name['group'], int(name['seed'])), []).append(folder)
-    for key, folders in tqdm(found.items(), 'networks', disable=None):
-        if key not in known:
+    for folder in tqdm(opt.runs, 'networks', disable=None):
+        name = FOLDER.fullmatch(folder.name)
+        if not name:
+            raise UserError(f'{folder}: not the folder of a run, <group>_s<seed>')
+        if (name['group'], int(name['seed'])) not in known:
             with contextlib.redirect_stdout(io.StringIO()):
-                lines.append(csv_line(*key, folders))
+                lines.append(csv_line(folder, name['group'], int(name['seed'])))
             write_csv(opt.file, lines)
     print(opt.file)
 

@@ -62,6 +62,8 @@ def pytest_xdist_auto_num_workers():
     return n_cores() + 1
 
 
+REASONS = {'cuda': 'needs an NVIDIA GPU: make test-gpu', 'sim': 'needs a simulated accelerator: make test-device'}
+
 # The files that take longest. They begin first, so that at the end no process is left alone with one of them.
 LONGEST = ('test_training_step.py', 'test_reliability.py', 'test_processes.py', 'test_search.py', 'test_hubconf.py',
            'test_export.py', 'test_resume.py', 'test_main.py', 'test_edits.py', 'test_folds.py', 'test_rectangular.py',
@@ -72,8 +74,9 @@ LONGEST = ('test_training_step.py', 'test_reliability.py', 'test_processes.py', 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if any(GPU not in (mark.args or ['cuda', 'sim']) for mark in item.iter_markers('gpu')):
-            item.add_marker(pytest.mark.skip(reason='needs an NVIDIA GPU: make test-gpu'))
+        for mark in item.iter_markers('gpu'):
+            if GPU not in (mark.args or REASONS):
+                item.add_marker(pytest.mark.skip(reason=REASONS[(*mark.args, 'cuda')[0]]))
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
@@ -163,11 +166,11 @@ def quick(patterns, tmp_path):
     return quick_flags(patterns, tmp_path)
 
 
-BUILD, BUILT = parameters.build, {}
+BUILD, BUILT = parameters.build.__wrapped__, {}
 
 
 def parser():
-    """What parameters.build() gives, which takes a fifth of a quick run; built once for the same registries."""
+    """What parameters.build() gives in a program with the present registries, to which tests add parts."""
     parts = [*ARCHITECTURES.items(), *BATCHMINERS.items(), *CRITERIA.items(), *SAMPLERS.items(), *DATASETS.items()]
     key = tuple((name, id(part)) for name, part in parts)
     if key not in BUILT:
@@ -175,11 +178,13 @@ def parser():
     return BUILT[key][0]
 
 
+parameters.build = parser
+
+
 @pytest.fixture
 def run(monkeypatch):
     """Runs main.py's main with arguments; returns the exit code."""
     monkeypatch.setattr('sys.argv', ['main.py'])
-    monkeypatch.setattr(parameters, 'build', parser)
     return lambda *arguments: main.main([str(argument) for argument in arguments])
 
 

@@ -15,4 +15,4 @@ built=${XDG_CACHE_HOME:-$HOME/.cache}/deep_metric_learning/simulated_device/$ver
 mkdir -p "$built"
 "$python" "$source/build.py" "$built" > "$built/log" 2>&1 || { cat "$built/log"; exit 1; }
 export SIM_SO=$built/sim_backend.so PYTHONPATH=$source${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS=1
-"$python" -m pytest -q -rs -n auto tests/test_simulated_device.py
+"$python" -m pytest -q -rs -n auto -m gpu $(grep -rl --include='test_*.py' 'mark\.gpu' tests)

@@ -22,6 +22,7 @@ import datasampler
 import Evaluate_Network
 import main
 from records import checkpoint
+from records.state import State
 from utilities.machine import accelerator
 
 if sys.platform == 'linux':
@@ -150,6 +151,31 @@ def assert_resumes_exactly(run, tmp_path, arguments, *changed):
         assert run(*arguments) == 0
     assert len(rows_of(half)) == 2 and run('--resume', half, *changed) == 0
     assert_same_end(folder_of(tmp_path), half)
+
+
+class Holder:
+    """Parts of a run, for their State: state_of(holder) when they are built, then saved(...) and restored(...)."""
+
+    def __init__(self, **parts):
+        vars(self).update(parts)
+
+
+def state_of(*stored, **parts):
+    """The State of these parts as they are now; `stored` are those whose state dicts are stored elsewhere."""
+    return State(Holder(**parts), stored, torch.device('cpu'))
+
+
+def hand_over(state, other, folder):
+    """Saves a State into a file as a checkpoint does, and restores it into another."""
+    torch.save(state.save(), folder / 'state.pt')
+    return other.restore(torch.load(folder / 'state.pt', weights_only=True), {})
+
+
+def kept_by(folder, place):
+    """What the last checkpoint of a run keeps of the attributes of a part: {name: plain value or tensor}."""
+    found = checkpoint.load(folder / 'checkpoint_last.pt')['state'].get('attributes', {}).get(place, [None, {}])[1]
+    return {name: value[3][0] if type(value) is tuple and value[0] == 'tensor' else value
+            for name, (value, _, _) in found.items()}
 
 
 # Forgets and refuses all modules that are neither torch's nor the standard library's. Each file stands alone in a

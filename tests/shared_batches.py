@@ -6,7 +6,6 @@ together(rank, folder), in three: 2 and then 3 processes do so together. Each wr
 {case: what came out}.
 """
 import argparse
-import functools
 import shlex
 
 import numpy as np
@@ -19,7 +18,6 @@ import criteria
 import datasampler
 import main
 import optimization
-import parameters
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from optimization import moving_average
 from parts import Parts
@@ -122,10 +120,10 @@ class AsksForAll(torch.nn.Module):
     def optimizers(self):
         return [self.optimizer]
 
-    def forward(self, batch, images, indices, step, epoch, avg_batch_features):
-        assert len(batch) == len(images) == len(indices) == len(avg_batch_features) and epoch == (step - 1) // 4 + 1
+    def forward(self, batch, images, indices, step, epoch, batch_features):
+        assert len(batch) == len(images) == len(indices) == len(batch_features) and epoch == (step - 1) // 4 + 1
         colours = images.mean(dim=(2, 3)) * (1 + indices[:, None] / 36)
-        return (self.scale * batch - self.head(colours)).square().mean() * step + avg_batch_features.tanh().mean()
+        return (self.scale * batch - self.head(colours)).square().mean() * step + batch_features.tanh().mean()
 
 
 class Images(torch.utils.data.Dataset):
@@ -150,11 +148,6 @@ class Images(torch.utils.data.Dataset):
         return self.images[index], int(self.labels[index]), index
 
 
-@functools.cache
-def parser():
-    return parameters.build()
-
-
 def network(opt, frozen=True, dropout=0.0):
     layers = [torch.nn.Conv2d(3, 6, 3, padding=1), torch.nn.BatchNorm2d(6), torch.nn.Tanh(), torch.nn.Dropout(dropout),
               torch.nn.AvgPool2d(2), torch.nn.Flatten()]
@@ -168,7 +161,7 @@ def network(opt, frozen=True, dropout=0.0):
 
 def build(flags, dtype=torch.float64, device='cpu', **of_network):
     """(opt, Parts, TrainingLoader) of the tiny network and images."""
-    opt = configuration.parse(shlex.split(f'{COMMON} {flags}'), parser=parser())
+    opt = configuration.parse(shlex.split(f'{COMMON} {flags}'))
     opt.device, opt.n_classes, opt.superclasses = torch.device(device), 6, [[0], [0], [1], [1], [2], [2]]
     opt.class_counts = [6] * 6
     opt.n_features, opt.n_maps = (6, 6) if opt.loss_s2sd_pool_aggr else (24, None)
@@ -201,14 +194,20 @@ def train(flags, dtype=torch.float64, device='cpu', **of_network):
         losses.append(scalars['loss'].detach())
         return embeddings, scalars
 
+    def keep(optimizer, *_):
+        gradients.update({parameter: parameter.grad.clone() for group in optimizer.param_groups
+                          for parameter in group['params'] if parameter.grad is not None})
+
+    gradients = {}
+    for optimizer in step.optimizers:
+        optimizer.register_step_pre_hook(keep)
     built.step, logs = recorded, []
     for epoch in range(1, opt.n_epochs + 1):
         logs.append(main.train_epoch(opt, built, loader, epoch))
-        built.note_unsaved_state()
     modules = {'network': built.model, 'criterion': built.criterion}
     return {name: tensors_of(module.state_dict()) for name, module in modules.items()} | {
-        'gradients': {f'{part} {name}': parameter.grad for part, module in modules.items()
-                      for name, parameter in module.named_parameters() if parameter.grad is not None},
+        'gradients': {f'{part} {name}': gradients[parameter] for part, module in modules.items()
+                      for name, parameter in module.named_parameters() if parameter in gradients},
         'losses': {'losses': torch.stack(losses)}, 'logs': logs}
 
 

@@ -1,19 +1,27 @@
 """Rows of benchmarks as files and tables of several machines; the ranked embeddings; the dry run of benchmarks.gpu."""
+import argparse
+import contextlib
 import gc
+import io
 import json
+import os
+import shlex
+import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import evaluation
-from benchmarks import Row, __main__, figures, gpu
+from benchmarks import Row, __main__, bare_loop, figures, gpu
 from benchmarks.embeddings import embeddings
 from evaluation.ranking import counting
 from tests import host_waits
+from tests.helpers import executed, executing, wait_for
 from utilities import errors, stopping
-from utilities.errors import UserError
+from utilities.errors import RunFailed, UserError
 
 ROWS = [Row('fast; slow', 1.0, 4.0, .5), Row('slow; fast', 3.0, 2.0, 1.1)]
 
@@ -71,30 +79,129 @@ def test_other_files_are_refused(text, tmp_path):
         figures.read(tmp_path / 'a.json')
 
 
-def test_the_gpu_benchmark_runs_every_part_on_the_cpu(tmp_path, monkeypatch, capfd):
-    """With one process instead of two, which takes seconds; without the compiler, which takes a minute, and faiss."""
+@pytest.fixture
+def in_process(monkeypatch, run, tmp_path):
+    """
+    Parts of benchmarks.gpu, and what they start, in this process; without the compiler, which takes a minute, faiss,
+    and a torch that looks for a GPU.
+    """
+    def measured(command, seconds):
+        options = argparse.Namespace(device='cpu', quick=True)
+        yield from (Row(*json.loads(json.dumps(row))) for row in gpu.PARTS[command[3]][0](gpu.prepare(options)))
+
+    def launched(command, **options):
+        for line in Path(command[2]).read_text().splitlines():
+            assert run(*shlex.split(line)[2:], '--device', 'cpu') == 0
+
+    def plain(flags):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            bare_loop.main(flags)
+        return json.loads(out.getvalue())
+
+    (tmp_path / 'torch.py').write_text('import argparse\n'
+                                       'cuda, __version__ = argparse.Namespace(is_available=lambda: False), 2')
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+    monkeypatch.setattr(gpu, 'measured', measured)
+    monkeypatch.setattr(gpu.subprocess, 'run', launched)
+    monkeypatch.setattr(gpu.step, 'bare_loop', plain)
+    monkeypatch.setattr(gpu.step, 'ROUNDS', 2)
     monkeypatch.setattr(torch, 'compile', lambda model, **options: model)
     monkeypatch.setattr(torch.multiprocessing, 'spawn', lambda work, arguments, n: work(0, *arguments))
     monkeypatch.setattr(gpu, 'N_PROCESSES', 1)
     monkeypatch.setitem(sys.modules, 'faiss', None)
     monkeypatch.setattr(gc, 'collect', lambda: 0)              # a second in a process of many tests
-    monkeypatch.setattr(gpu.step, 'ROUNDS', 2)
     monkeypatch.setattr(stopping, 'install', lambda: None)
+
+
+def test_the_gpu_benchmark_has_rows_of_every_part_on_the_cpu(in_process, tmp_path, capfd):
     gpu.main(['--device', 'cpu', '--quick', '--json', str(tmp_path / 'gpu.json')])
     found = figures.read(tmp_path / 'gpu.json')['rows']
-    assert {row['benchmark'] for row in found} == {f'gpu {part}' for part in gpu.PARTS}
+    assert list(dict.fromkeys(row['benchmark'] for row in found)) == [f'gpu {part}' for part in gpu.PARTS]
+    assert list(gpu.PARTS)[:6] == ['tests', 'step', 'ranking', 'waits', 'bfloat16', 'runs']
+    assert list(gpu.PARTS)[-1] == 'compile'
     assert all(row['ours'] > 0 and row['peer'] > 0 for row in found)
     out, err = capfd.readouterr()
-    assert len(cells(out)) == len(found) and 'faiss is not installed: ranking is not compared with faiss' in err
+    assert 'make test-gpu: skipped: it needs an NVIDIA GPU, and PyTorch 2 finds none' in err
+    assert len(cells(out[out.index('| job'):])) == len(found)
+    assert 'faiss is not installed: ranking is not compared with faiss' in err
+
+
+def test_the_bare_loop_sets_nothing_of_torchs(in_process):
+    def settings():
+        return (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark,
+                torch.are_deterministic_algorithms_enabled(), torch.get_num_threads())
+    before = settings()
+    seconds, memory = gpu.step.bare_loop(['--device', 'cpu', '--bs', '8'])
+    assert settings() == before and seconds > 0 and memory > 0
 
 
 def test_a_part_that_fails_leaves_the_others_and_ends_with_1(monkeypatch, capsys):
+    """Its rows until then count."""
+    def measured(command, seconds):
+        yield ROWS[0]
+        if command[3] == 'step':
+            raise RunFailed('ended after 90 s')
+        if command[3] == 'ranking':
+            raise UserError('no')
     monkeypatch.setattr(stopping, 'install', lambda: None)
-    monkeypatch.setattr(gpu, 'PARTS', {'bad': lambda run: iter([1 / 0]), 'good': lambda run: ROWS})
-    arguments = ['--device', 'cpu', '--quick']
+    monkeypatch.setattr(gpu, 'measured', measured)
+    arguments = ['--device', 'cpu', '--quick', 'step', 'ranking', 'waits']
     assert errors.exit_code('benchmarks.gpu', lambda: gpu.main(arguments)) == 1
     out, err = capsys.readouterr()
-    assert 'fast; slow' in out and 'ZeroDivisionError' in err and 'bad: not complete' in err
+    assert out.count('fast; slow') == 3
+    assert 'ended after 90 s' in err and 'not measured' in err and 'the run failed: step: not complete' in err
+
+
+# Prints a row, and starts a process that would go on; argv[1]: what follows.
+PART = """
+import json, subprocess, sys
+print(json.dumps(['a; b', 1, 2, 3]), flush=True)
+child = subprocess.Popen(['sleep', '600'])
+print(json.dumps(['child; pid', child.pid, 1, 1]), flush=True)
+exec(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize('then, error, sentence', [
+    ('pass', None, None), ('sys.exit(2)', UserError, 'exit code 2'), ('sys.exit(1)', RunFailed, 'exit code 1'),
+    ('child.wait()', RunFailed, 'ended after 1 s')])
+def test_a_part_ends_at_its_limit_with_all_it_has_started(then, error, sentence):
+    rows = []
+    with pytest.raises(error, match=sentence) if error else contextlib.nullcontext():
+        for row in gpu.measured([sys.executable, '-c', PART, then], 1):
+            rows.append(row)
+    assert rows[0] == Row('a; b', 1, 2, 3)
+    wait_for(lambda: not is_alive(rows[1].ours))
+
+
+def is_alive(process):
+    """Whether there is a process of this number that has not ended, also if nobody has waited for it."""
+    status = Path(f'/proc/{process}/stat')
+    return status.exists() and status.read_text().split(') ')[1][0] != 'Z'
+
+
+def test_sigterm_to_all_processes_ends_the_benchmark_while_it_compiles(tmp_path):
+    compiler = tmp_path / 'compiler'
+    compiler.write_text('#!/bin/sh\ncase "$*" in *version*) echo g++; exit;; esac\n'
+                        f"echo $$ > {tmp_path}/begun\ntrap '' TERM; exec sleep 600\n")
+    compiler.chmod(0o755)
+    code = "import runpy, sys; sys.argv[0] = 'gpu'; runpy.run_module('benchmarks.gpu', run_name='__main__')"
+    process, _, errors = executing(tmp_path, code, '--device', 'cpu', '--quick', 'compile', CXX=str(compiler),
+                                   TORCHINDUCTOR_CACHE_DIR=str(tmp_path / 'compiled'))
+    wait_for(lambda: (tmp_path / 'begun').exists() and (tmp_path / 'begun').read_text())
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(10) == 130, errors.read_text()
+    wait_for(lambda: not is_alive(int((tmp_path / 'begun').read_text())))
+
+
+def test_compiling_that_takes_too_long_ends_with_a_row_that_says_so(tmp_path):
+    code = ("import time\nfrom benchmarks import gpu\ngpu.COMPILING = 0.1\n"
+            "gpu.torch.compile = lambda *given, **options: time.sleep(60)\n"
+            "gpu.main(['--device', 'cpu', '--quick', 'compile', '--rows'])")
+    exit_code, out, errors = executed(tmp_path, code, seconds=50)
+    assert exit_code == 0, errors
+    row = Row(*json.loads(out.splitlines()[-1]))
+    assert 'not done when ended' in row.job and row.ours / row.peer > row.target
 
 
 def test_other_metrics_on_the_gpu_than_on_the_cpu_are_a_failure(monkeypatch):

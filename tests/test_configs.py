@@ -1,6 +1,5 @@
 """The recipes of A Metric Learning Reality Check: whole runs, with the published numbers."""
 import csv
-import functools
 import math
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 import batch_mining
 import configuration
 import criteria
-import parameters
 
 RECIPES = Path(__file__).parents[1] / 'configs' / 'mlrc'
 PAIRS = sorted((file.parent.name, file.stem) for file in RECIPES.glob('*/*.yaml'))
@@ -17,14 +15,8 @@ COLUMNS = {'cub200': 'CUB200', 'cars196': 'Cars196', 'online_products': 'SOP', '
 CLASSIFICATION = {'proxynca', 'softmax', 'cosface', 'arcface', 'softtriple'}
 
 
-@functools.cache
-def parser():
-    return parameters.build()
-
-
 def parse(recipe, loss):
-    return configuration.parse(['--config', str(RECIPES / f'{recipe}.yaml'), str(RECIPES / recipe / f'{loss}.yaml')],
-                            parser=parser())
+    return configuration.parse(['--config', str(RECIPES / f'{recipe}.yaml'), str(RECIPES / recipe / f'{loss}.yaml')])
 
 
 def times(factor):

@@ -57,7 +57,7 @@ def test_the_commands_of_the_pages_parse(page, monkeypatch):
             flags = {argument[2:].split('=')[0] for argument in arguments if argument.startswith('--')}
             flags -= {'loss_softmargin_scale'}
             assert flags <= set(command_line.known_flags(parameters.build())), arguments
-            elsewhere = {'resume', 'evaluate', 'reproduce', 'reproduce_results', 'start_from', 'help'}
+            elsewhere = {'resume', 'evaluate', 'reproduce', 'start_from', 'help'}
             configs = [word for word in arguments if word.endswith('.yaml')]
             if not flags & elsewhere and 'softmargin' not in arguments and all(map(Path.exists, map(Path, configs))):
                 configuration.parse(arguments)                    # the others need a folder or a file of the reader's

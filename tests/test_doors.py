@@ -1,4 +1,4 @@
-"""What the loop offers to parts of one's own: start_epoch(), a sampler's criterion, tables, notes on lost state."""
+"""What the loop offers to parts of one's own: start_epoch(), a sampler's criterion, tables, scalars for the log."""
 import csv
 import re
 
@@ -76,68 +76,6 @@ def test_what_is_no_scalar_in_the_log_is_named(value, what, quick, run, tmp_path
     error = capsys.readouterr().err
     assert 'self.log of a loss or miner: spread is' in error and 'Traceback' not in error
     assert re.search(what, error)
-
-
-def keeping(part, method, keep):
-    """The method, which then calls keep(part)."""
-    original = getattr(part, method)
-
-    def changed(self, *arguments, **named):
-        result = original(self, *arguments, **named)
-        keep(self)
-        return result
-    return changed
-
-
-@pytest.mark.parametrize('part, method, sentence', [
-    (TRIPLET, 'forward', "criteria/triplet.py: self.earlier changes in training but is not saved; register it: "
-                         "self.register_buffer('earlier', ...)"),
-    (SEMIHARD, '__call__', 'batch_mining/semihard.py: self.earlier changes in training but is not saved; add it to '
-                           'state_dict() and load_state_dict()'),
-    (SAMPLER, '__iter__', 'datasampler/class_random_sampler.py: self.earlier changes in training but is not saved'),
-])
-@pytest.mark.parametrize('kind', ['tensor', 'list of arrays', 'number'])
-def test_state_that_a_resumed_run_would_lose_is_named(part, method, sentence, kind, quick, run, monkeypatch, capsys):
-    begin = part.__init__
-
-    def with_state(self, *arguments):
-        begin(self, *arguments)
-        self.earlier = {'tensor': torch.zeros(2), 'list of arrays': {'two': [np.zeros(2), 1]}, 'number': 0}[kind]
-
-    def keep(self):
-        if kind == 'tensor':
-            self.earlier = self.earlier + 1
-        elif kind == 'number':
-            self.earlier += 1
-        else:
-            self.earlier['two'][0] += 1
-
-    monkeypatch.setattr(part, '__init__', with_state)
-    monkeypatch.setattr(part, method, keeping(part, method, keep))
-    assert run(*quick, *FEW, '--n_epochs', '1') == 0
-    assert capsys.readouterr().err.count(sentence) == 1
-
-
-def test_state_in_a_buffer_or_a_state_dict_is_not_named(quick, run, monkeypatch, capsys):
-    begin, select = TRIPLET.__init__, SEMIHARD.__init__
-
-    def with_buffer(self, *arguments):
-        begin(self, *arguments)
-        self.register_buffer('earlier', torch.zeros(2))
-
-    def with_count(self, *arguments):
-        select(self, *arguments)
-        self.count = 0
-
-    monkeypatch.setattr(TRIPLET, '__init__', with_buffer)
-    monkeypatch.setattr(TRIPLET, 'forward', keeping(TRIPLET, 'forward', lambda self: self.earlier.add_(1)))
-    monkeypatch.setattr(SEMIHARD, '__init__', with_count)
-    monkeypatch.setattr(SEMIHARD, '__call__', keeping(SEMIHARD, '__call__', lambda self: setattr(
-        self, 'count', self.count + 1)))
-    monkeypatch.setattr(SEMIHARD, 'state_dict', lambda self: {'n': {'count': self.count}}, raising=False)
-    monkeypatch.setattr(SEMIHARD, 'load_state_dict', lambda self, state: None, raising=False)
-    assert run(*quick, *FEW, '--n_epochs', '1') == 0
-    assert 'is not saved' not in capsys.readouterr().err
 
 
 class Inside(torch.nn.Module):

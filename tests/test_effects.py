@@ -1,6 +1,5 @@
 """Notes on given flags: those that nothing reads, and those for which a run is too short."""
 import copy
-import functools
 import pickle
 import shlex
 
@@ -10,7 +9,6 @@ import torch
 import batch_mining
 import configuration
 import criteria
-import parameters
 from configuration import effects
 from tests.helpers import ROOT
 from utilities import namespace
@@ -99,6 +97,16 @@ def test_the_namespace_notes_what_is_read_and_its_copies_do():
     assert replaced.weights is None and not namespace.is_read(replaced, 'weights')
 
 
+def test_after_the_first_epoch_nothing_is_noted_any_more():
+    opt = namespace.Flags({'bs': 8, 'lr': 1.0})
+    namespace.stop_noting()
+    assert opt.bs == 8 and namespace.changed(opt, lr=2.0).bs == 8 and not namespace.is_read(opt, 'bs')
+    namespace.note(opt, 'lr')
+    assert namespace.is_read(opt, 'lr')
+    other = namespace.Flags({'bs': 8})                               # of the next run in this process
+    assert other.bs == 8 and namespace.is_read(other, 'bs')
+
+
 def test_another_process_and_a_deep_copy_get_a_plain_namespace():
     opt = namespace.Flags({'bs': 8})
     for other in (pickle.loads(pickle.dumps(opt)), copy.deepcopy(opt)):
@@ -106,14 +114,9 @@ def test_another_process_and_a_deep_copy_get_a_plain_namespace():
     assert opt == other and 'bs' in opt and not namespace.is_read(opt, 'bs')
 
 
-@functools.cache
-def parser():
-    return parameters.build()
-
-
 def built(command):
     """The flags of a run whose miner and criterion were built, which have read theirs."""
-    opt = configuration.parse(shlex.split(command), parser=parser())
+    opt = configuration.parse(shlex.split(command))
     opt.n_classes, opt.superclasses, opt.class_names = 4, [[0], [0], [1], [1]], list('abcd')
     opt.class_counts, opt.device, opt.n_features, opt.n_maps = [2] * 4, torch.device('cpu'), 2, 2
     criteria.select(opt, batch_mining.select(opt, criteria.takes_miner))

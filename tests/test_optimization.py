@@ -255,12 +255,12 @@ def test_the_average_is_that_of_a_loop(decay):
         for name, value in network.state_dict().items():
             is_count = name.endswith('num_batches_tracked')
             expected[name] = value.double() if is_count else decay * expected[name] + (1 - decay) * value.double()
-    for name, value in ema.state_dict().items():
+    for name, value in ema.average.state_dict().items():
         torch.testing.assert_close(value.double(), expected[name])
-    assert int(ema.state_dict()['1.num_batches_tracked']) == 5
+    assert int(ema.average.state_dict()['1.num_batches_tracked']) == 5
     assert not any(parameter.requires_grad for parameter in ema.average.parameters())
     if decay == 0:
-        assert all(torch.equal(*pair) for pair in zip(ema.state_dict().values(), network.state_dict().values(),
+        assert all(torch.equal(*pair) for pair in zip(ema.average.state_dict().values(), network.state_dict().values(),
                                                       strict=True))
 
 

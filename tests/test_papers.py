@@ -1,5 +1,4 @@
 """The published recipes of configs/papers: they train a tiny network of the same family, and each flag acts."""
-import functools
 import math
 import re
 from pathlib import Path
@@ -9,7 +8,6 @@ import torch
 
 import architectures
 import configuration
-import parameters
 import parts
 from configuration import effects
 from criteria import hier, proxyanchor
@@ -25,13 +23,8 @@ SMALL = {'bs': '12', 'samples_per_class': '2', 'micro_bs': '5', 'embed_dim': '16
          'eval_resize': '36'}
 
 
-@functools.cache
-def parser():
-    return parameters.build()
-
-
 def parse(file, *arguments):
-    return configuration.parse(['--config', str(file), *arguments], parser=parser())
+    return configuration.parse(['--config', str(file), *arguments])
 
 
 @pytest.fixture(scope='module')

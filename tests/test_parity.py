@@ -10,7 +10,7 @@ import torch
 
 import architectures
 import datasampler
-from tests.helpers import ROOT, assert_same_end, executed, folder_of, images_of
+from tests.helpers import ROOT, assert_same_end, executed, folder_of, hand_over, images_of, state_of
 from tests.test_public_parts import MINER, PROXIES, TRIPLES
 from utilities.errors import UserError
 from utilities.randomness import seed_everything
@@ -196,10 +196,11 @@ def sampler_of(monkeypatch, opt, text=SAMPLER, **flags):
     return datasampler.select(opt(data_sampler='own', bs=6, **flags), images_of([4, 4, 4]))
 
 
-def test_a_public_sampler_gets_its_memory_bank_filled_and_updated_as_by_the_public_main(opt, monkeypatch):
+def test_a_public_sampler_gets_its_memory_bank_filled_and_updated_as_by_the_public_main(opt, monkeypatch, tmp_path):
     first, second, batch = torch.rand(12, 3), torch.rand(12, 3), torch.rand(2, 3)
     for refill in (False, True):
         sampler = sampler_of(monkeypatch, opt, data_idx_full_prec=refill)
+        state = state_of(sampler=sampler)
         datasampler.fill_storage(sampler, lambda: first)
         assert torch.equal(sampler.sampler.storage, first)
         seed_everything(1)
@@ -213,7 +214,7 @@ def test_a_public_sampler_gets_its_memory_bank_filled_and_updated_as_by_the_publ
         datasampler.fill_storage(sampler, lambda: second)
         assert torch.equal(sampler.sampler.storage, second if refill else expected)
         other = sampler_of(monkeypatch, opt, data_idx_full_prec=refill)
-        other.storage.load_state_dict(sampler.storage.state_dict())
+        hand_over(state, state_of(sampler=other), tmp_path)
         assert hasattr(other.sampler, 'moved') == refill and other.storage.is_filled
         assert torch.equal(other.sampler.storage, sampler.sampler.storage)
     kept = sampler_of(monkeypatch, opt, data_storage_no_update=True)
@@ -222,26 +223,17 @@ def test_a_public_sampler_gets_its_memory_bank_filled_and_updated_as_by_the_publ
     assert torch.equal(kept.sampler.storage, first)
 
 
-def test_a_public_sampler_with_an_array_as_memory_bank_needs_a_state_dict(opt, monkeypatch):
-    array = SAMPLER.replace(']).cpu()', ']).numpy()')
-    sampler = sampler_of(monkeypatch, opt, array)
-    with pytest.raises(UserError, match='--data_sampler own: .*state_dict and load_state_dict'):
-        datasampler.fill_storage(sampler, lambda: torch.rand(12, 3))
-    methods = '''
-    def state_dict(self):
-        return {'storage': torch.from_numpy(self.storage)}
-
-    def load_state_dict(self, state):
-        self.storage = state['storage'].numpy()
-
+def test_a_public_sampler_may_have_an_array_as_memory_bank(opt, monkeypatch, tmp_path):
+    method = '''
     def update_storage(self, embeddings, indices):
         self.storage[indices] = embeddings.numpy()
 '''
-    with_state = array.replace(', self.update_storage =', ', self.no_update =') + methods
-    sampler, other = (sampler_of(monkeypatch, opt, with_state) for _ in range(2))
+    array = SAMPLER.replace(']).cpu()', ']).numpy()').replace(', self.update_storage =', ', self.no_update =') + method
+    sampler, other = (sampler_of(monkeypatch, opt, array) for _ in range(2))
+    state = state_of(sampler=sampler)
     datasampler.fill_storage(sampler, lambda: torch.zeros(12, 3))
     datasampler.update_storage(sampler, torch.ones(1, 3), torch.tensor([4]))         # the method, as some files have it
-    other.storage.load_state_dict(sampler.storage.state_dict())
+    hand_over(state, state_of(sampler=other), tmp_path)
     assert other.sampler.storage.sum() == 3 and (other.sampler.storage[4] == 1).all()
 
 
@@ -285,8 +277,8 @@ def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(tmp_pat
     lines = [line.removeprefix(f'{tmp_path}/code/') for line in out.splitlines()]
     assert lines[0] == 'criteria: 4 of 7', out
     assert lines[1].startswith('  multisimilarity.py: RuntimeError: stack expects a non-empty TensorList (multisim')
-    assert lines[2].startswith('  own_undeclared.py: criteria/own_undeclared.py, line ')
-    assert "--loss_own_lrmulti, which parameters.py does not declare; declare it there: add('--loss_own" in lines[2]
+    assert lines[2].startswith('  own_undeclared.py: the flag --loss_own_lrmulti is read, which parameters.py ')
+    assert "which parameters.py does not declare; declare it there: add('--loss_own" in lines[2]
     assert lines[3].startswith('  snr.py: main.py: the run failed: Epoch 1, step 1: the loss is nan')
     assert lines[4] == 'batchminer: 3 of 4' and '  own_none.py: --batch_mining own_none: it returned None' in lines[5]
     assert lines[6:8] == ['datasampler: 3 of 3', 'architectures: 2 of 3']

@@ -17,13 +17,12 @@ from tests.helpers import ROOT, assert_same_end, executed, executing, folder_of,
 # described by a list: the number of processes, the arguments of main.py, and a statement that process `rank` executes
 # before. The launchers wait `grace` seconds for processes that they ask to end. Prints the exit codes of the runs.
 FORKER = """
-import functools, json, os, sys
+import json, os, sys
 import main
 from retrieval import actions
 from tests import forks
 from utilities import errors, processes, stopping
 
-main.parameters.build = functools.cache(main.parameters.build)
 main.parameters.build()
 grace, plan = json.loads(sys.argv[1])
 for n, arguments, before in plan:

@@ -252,7 +252,7 @@ def test_a_criterion_that_does_not_import_the_registry_gets_triplets_that_it_can
 
 def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(registered, opt, quick, run, capsys,
                                                                              tmp_path, monkeypatch):
-    sentence = (r"own_\w+\.py, line \d+, reads --{0}, which parameters.py does not declare; declare it there: "
+    sentence = (r"the flag --{0} is read, which parameters.py does not declare; declare it there: "
                 r"add\('--{0}', type=float, default=...\)")
     registered(PROXIES.replace('opt.lr * 10', 'opt.lr * opt.loss_own_rate'))
     with pytest.raises(UserError, match=sentence.format('loss_own_rate')):
@@ -266,7 +266,7 @@ def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(reg
             (architectures, architectures.ARCHITECTURES, 'Network', 'arch', ())):
         monkeypatch.setitem(registry, 'own', type('own', (), {name: type(name, (), {'__init__': reads})}))
         build = package.select_backbone if package is architectures else package.select
-        with pytest.raises(UserError, match='reads --data_own_size, which parameters.py does not declare'):
+        with pytest.raises(UserError, match='--data_own_size is read, which parameters.py does not declare'):
             build(opt(**{flag: 'own'}), *more)
     registered(PROXIES.replace('own = torch.stack', 'self.par.loss_own_late; own = torch.stack'))
     assert run(*quick, '--loss', 'own', '--batch_mining', 'none') == 2
@@ -275,8 +275,8 @@ def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(reg
     for loss in ('ldam', 'dynamic_arcface'):
         program = opt(loss=loss, batch_mining='none')              # of another program, which counts no images
         del program.class_counts
-        with pytest.raises(UserError, match=rf'{loss}.py, line \d+, reads opt.class_counts \(number of images per '
-                                            r'training class\), which main.py sets before it builds the criterion'):
+        with pytest.raises(UserError, match=r'opt.class_counts \(number of images per training class\) is read, which '
+                                            'main.py sets before it builds the criterion'):
             criteria.select(program, None)
     registered(PROXIES.replace('opt.lr * 10', 'opt.lr * torch.no_such_thing'))
     with pytest.raises(AttributeError, match='no_such_thing'):                   # not a flag: it keeps its traceback

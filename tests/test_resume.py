@@ -23,6 +23,7 @@ from tests.helpers import (
     assert_same_end,
     executed,
     folder_of,
+    kept_by,
     rows_of,
     started,
     wait_for,
@@ -33,12 +34,11 @@ FEW = ['--evaluation_metrics', 'e_recall@1', 'nmi', 'rho_spectrum@0']
 # Killed at any write, before or after the file takes its place; a child process per attempt, forked from one that has
 # imported everything. argv: a JSON list of command lines; each runs in a child that is killed at the n-th write.
 KILLER = """
-import functools, json, os, signal, sys
+import json, os, signal, sys
 import configuration
 import main
 import parameters
 
-main.parameters.build = functools.cache(main.parameters.build)
 main.parameters.build()
 for arguments, kill_at, before in json.loads(sys.argv[1]):
     child = os.fork()
@@ -231,10 +231,10 @@ def test_a_merged_resume_names_the_parts_that_start_fresh(quick, run, tmp_path, 
                '0', '--data_sampler_lowproj_dim', '4', '--ema', '.9', '--amp', 'bfloat16', '--warmup', '1']
     capsys.readouterr()
     assert run('--resume', folder_of(tmp_path), '--merge_argparse_when_resuming', '--n_epochs', '2', *changed) == 0
-    assert "start fresh: criterion, optimizer, the sampler's memory bank\n" in capsys.readouterr().out
+    assert "start fresh: criterion, optimizer, sampler\n" in capsys.readouterr().out
     states = checkpoint.load(folder_of(tmp_path) / 'checkpoint_last.pt')
     assert states['optimizer']['param_groups'][0]['decoupled_weight_decay']
-    assert states['storage']['embeddings'].shape[1] == 4
+    assert kept_by(folder_of(tmp_path), 'sampler.storage')['embeddings'].shape[1] == 4
     distances = [(states['ema'][name] - value).abs().max() for name, value in states['model'].items()
                  if 'running' not in name]
     assert max(distances) < .01                                   # the average began at the weights of epoch 1
@@ -254,6 +254,21 @@ def test_a_run_starts_from_a_trained_network(copied, quick, refused, run, tmp_pa
     assert f'--start_from: {tmp_path}: there is no checkpoint' in refused(*start, '--start_from', tmp_path)
     shutil.rmtree(copied)
     assert run('--resume', folder, '--n_epochs', '2') == 0         # it has its own weights
+
+
+@pytest.mark.parametrize('wrap', [
+    lambda state: state, lambda state: {'net': {f'module.{name}': value for name, value in state.items()}, 'epoch': 3},
+    lambda state: {'teacher': {name.replace('.', '._orig_mod.', 1): value for name, value in state.items()}}])
+def test_a_run_starts_from_weights_that_another_program_saved(wrap, copied, quick, refused, run, tmp_path):
+    state = checkpoint.load(copied / 'checkpoint_last.pt')['model']
+    torch.save(wrap(state), file := tmp_path / 'own.pth')
+    start = [*quick, *FEW, '--start_from', file, '--group', 'on', '--n_epochs', '0']
+    assert run(*start) == 0
+    assert rows_of(folder_of(tmp_path, 'on_s1'))[0]['test_e_recall@1'] == rows_of(copied)[2]['test_e_recall@1']
+    assert 'do not fit the network of this run (--weights takes' in refused(*start, '--embed_dim', '8')
+    del state['f_embed.weight']
+    torch.save(wrap(state), file)
+    assert 'f_embed.weight' in refused(*start)
 
 
 def test_a_resume_never_loses_records(copied, refused):

@@ -30,7 +30,7 @@ from tests.shared_batches import TRAINED, train
 from utilities import device
 from utilities.randomness import preserved, seed_everything, seeded
 
-pytestmark = pytest.mark.skipif(not hasattr(torch, 'sim'), reason='needs a simulated accelerator: make test-device')
+pytestmark = pytest.mark.gpu('sim')
 
 ADDED = {
     **{f'sampler {name}': f'--data_sampler {name}' for name in datasampler.SAMPLERS},

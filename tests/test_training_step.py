@@ -387,7 +387,7 @@ def test_resumed_runs_end_with_the_same_bits(flags, quick, run, tmp_path, monkey
         monkeypatch.setattr(main, 'begin', reset_before(main.begin))
     assert_resumes_exactly(run, tmp_path, [*quick, *flags.split(), '--evaluation_metrics', 'e_recall@1'])
     state = checkpoint.load(folder_of(tmp_path) / 'checkpoint_last.pt')
-    assert ('scaler' in state) == ('float16' in flags.split())
+    assert ('step.scaler' in state['state'].get('attributes', {})) == ('float16' in flags.split())
     assert 'compile' not in flags or len({*graphs}) == 2, 'pieces of two sizes have graphs of their own'
 
 
@@ -547,8 +547,9 @@ def test_the_shapes_of_a_step_in_each_of_eight_processes(rank, flags, in_process
     assert all(value.shape == () for value in map(torch.as_tensor, scalars.values()))
     if rank == 0:                       # the values that other processes get from it are not defined in this group
         assert all(parameter.isfinite().all() for parameter in built.model.parameters())
-    assert all(parameter.grad.shape == parameter.shape for parameter in built.model.parameters()
-               if parameter.requires_grad)
+    trained = [parameter for parameter in built.model.parameters() if parameter.requires_grad]
+    assert all(built.optimizer.state[parameter]['exp_avg'].shape == parameter.shape for parameter in trained)
+    assert all(parameter.grad is None for parameter in trained)
 
 
 def test_the_optimizer_of_a_checkpoint_has_the_layouts_of_the_runs_parameters():
@@ -601,8 +602,8 @@ def asks_for_all(monkeypatch):
 def test_a_criterion_gets_the_images_as_the_backbone_does(asks_for_all, monkeypatch):
     given, taken = [], []
     forward = AsksForAll.forward
-    monkeypatch.setattr(AsksForAll, 'forward', lambda self, batch, images, indices, step, epoch, avg_batch_features: (
-        given.append((images, indices)), forward(self, batch, images, indices, step, epoch, avg_batch_features))[1])
+    monkeypatch.setattr(AsksForAll, 'forward', lambda self, batch, images, indices, step, epoch, batch_features: (
+        given.append((images, indices)), forward(self, batch, images, indices, step, epoch, batch_features))[1])
     for more in ('', ' --micro_bs 3'):
         opt, built, loader = build('--loss asks_for_all --batch_mining none' + more)
         built.model.bgr = True
@@ -639,7 +640,8 @@ def test_an_optimizer_of_the_criterions_own_takes_over_the_state_of_its_kind(lat
         criterion = built.criterion = torch.nn.ModuleDict({'head': head})
         criterion.optimizers = functools.cache(lambda: [kind(head.parameters(), lr=lr)])
         _, built.schedule = optimization.select(opt, built.model, criterion)
-        return criterion.optimizers()[0], checkpoint.Checkpoint(tmp_path, {}, [], built.with_state())
+        return criterion.optimizers()[0], checkpoint.Checkpoint(
+            tmp_path, {}, [], built.with_state(), built.state(opt.device))
 
     opt, built, _ = build('')
     begun, state = state_of()
@@ -677,7 +679,7 @@ def test_with_images_no_features_of_training_images_are_kept(asks_for_all, quick
              '--batch_mining', 'none']
     assert run(*flags) == 0
     out = capsys.readouterr().out
-    assert 'are computed once and kept in memory' in out and 'of the training images' not in out
+    assert 'the features of the evaluated images are computed once' in out
 
 
 class ImagesByFlag(torch.nn.Module):

@@ -94,12 +94,12 @@ class Options:
         """An option's value, which stays; None where there is none. Raises UserError for another kind of value."""
         value = self.values.get(name)
         if value is not None and not KINDS[kind](value):
-            raise UserError(f'--reproduce_results: {self.places[name]}: {command_line.shortened(str(value))}: expected '
+            raise UserError(f'{self.places[name]}: {command_line.shortened(str(value))}: expected '
                             f'{kind}')
         return value
 
     def take(self, name, kind, default=None):
-        """As look(), and takes the option out. default: the value where there is none."""
+        """An option's value, which is taken out; `default` where there is none. Raises UserError for another kind."""
         value = self.look(name, kind)
         self.values.pop(name, None)
         return default if value is None else value
@@ -150,7 +150,7 @@ def read(folder):
     """
     values = options_in(folder / 'configs')
     if values is None:
-        raise UserError(f'--reproduce_results {folder}: there is no configs/config_*.yaml in this folder; give the '
+        raise UserError(f'{folder}: there is no configs/config_*.yaml in this folder; give the '
                         'folder of an experiment of powerful-benchmarker')
     notes = []
     for changes in sorted((folder / 'configs').glob(f'{RESUMED}*'), key=epochs_of):
@@ -162,7 +162,7 @@ def read(folder):
         values |= changed
     missing = [name for name in REQUIRED if name not in values]
     if missing:
-        raise UserError(f'--reproduce_results {folder}: its configs/config_*.yaml have no option {", ".join(missing)}; '
+        raise UserError(f'{folder}: its configs/config_*.yaml have no option {", ".join(missing)}; '
                         'give the folder with all files of the experiment')
     options = Options(values)
     for group in GROUPS:
@@ -174,7 +174,7 @@ def epochs_of(changes):
     """The epochs in the name of a folder of changed options, one for each fold."""
     epochs = changes.name.removeprefix(RESUMED)
     if not re.fullmatch(r'\d+(_\d+)*', epochs):
-        raise UserError(f'--reproduce_results: {changes}: expected {RESUMED} and the epochs from which its options '
+        raise UserError(f'{changes}: expected {RESUMED} and the epochs from which its options '
                         'hold, such as 50_30_0')
     return [int(epoch) for epoch in epochs.split('_')]
 
@@ -187,9 +187,9 @@ def options_in(folder):
         try:
             content = command_line.read_yaml(file.read_text(encoding='utf-8'))
         except (OSError, ValueError) as error:
-            raise UserError(f'--reproduce_results: {file}: not a YAML file of options: {error}') from None
+            raise UserError(f'{file}: not a YAML file of options: {error}') from None
         if not isinstance(content, dict | None):
-            raise UserError(f'--reproduce_results: {file}: expected options and values')
+            raise UserError(f'{file}: expected options and values')
         options |= command_line.with_numbers(content or {})
     return options if files else None
 

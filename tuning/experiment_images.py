@@ -67,7 +67,7 @@ def side_of(transforms, name):
 
 
 def take_side(transforms, name):
-    """As side_of(), and takes out what it returns."""
+    """The `size` of a transform as one whole number, which is taken out; None where side_of() finds none."""
     size = side_of(transforms, name)
     if size is not None:
         transforms.group(name).take('size', NUMBERS)

@@ -190,7 +190,7 @@ def library_losses(options, settings, notes, names):
 
 
 def classes(module):
-    return pml.classes(module, '--reproduce_results')
+    return pml.classes(module, 'an experiment of powerful-benchmarker')
 
 
 def tuple_miner(miners, names=('tuple_miner', 'post_gradient_miner'), without='none'):

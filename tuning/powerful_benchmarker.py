@@ -1,22 +1,27 @@
 """
-Experiments of powerful-benchmarker (Musgrave et al., A Metric Learning Reality Check) as command lines of main.py:
---reproduce_results FOLDER reads the options in FOLDER/configs (experiment_folder.py). The function that knows the flag
-for an option takes it out of them, here, in experiment_losses.py or in experiment_images.py; options that are left over
-have no counterpart.
+Experiments of powerful-benchmarker (Musgrave et al., A Metric Learning Reality Check) as command lines of main.py.
+
+python -m tuning.powerful_benchmarker FOLDER [--partly] [FLAGS OF main.py]
+
+It reads the options in FOLDER/configs (experiment_folder.py). The function that knows the flag for an option takes it
+out of them, here, in experiment_losses.py or in experiment_images.py; options that are left over have no counterpart.
 """
+import argparse
+import os
 import shlex
+import sys
 from pathlib import Path
 
 import torch
 
 import architectures
 import optimization
-import parameters
 from flags import command_line
 from tuning import experiment_folder, experiment_images, experiment_losses
 from tuning.experiment_folder import ANY, CLASS, NUMBER, SWITCH, TEXT, TEXTS, WHOLE, WHOLES
-from utilities.errors import UserError
+from utilities.errors import UserError, exit_code
 
+MAIN = Path(__file__).resolve().parents[1] / 'main.py'
 DATASETS = {'CUB200': 'cub200', 'Cars196': 'cars196', 'StanfordOnlineProducts': 'online_products'}
 TRUNKS = ('bninception', 'resnet50', 'mobilenet_v2')                       # others have the prefix of their library
 IMAGENET = {'input_mean': [0.485, 0.456, 0.406], 'input_std': [0.229, 0.224, 0.225]}
@@ -49,28 +54,38 @@ USUAL = {'label_hierarchy_level': 0, 'label_hierarchy_level of the tester': 0, '
          'metric_alone_epochs': 0}
 
 
-def command(given):
-    """
-    The arguments of main.py for the experiment of --reproduce_results; prints the command line, and what was dropped.
+def main(given):
+    """Starts main.py in place of this program."""
+    parser = argparse.ArgumentParser(
+        prog='python -m tuning.powerful_benchmarker', allow_abbrev=False,
+        description='Trains as an experiment of powerful-benchmarker: prints its command line of main.py, and runs it. '
+                    'Further flags of main.py are appended.')
+    parser.add_argument('folder', metavar='FOLDER', help='the options are in FOLDER/configs/config_*.yaml')
+    parser.add_argument('--partly', action='store_true', help='leave out options that have no counterpart here')
+    opt, further = parser.parse_known_args(given)
+    start([*command(opt.folder, opt.partly, further), *further])
 
-    given: the arguments of the command line.
 
-    Raises UserError that names the options without a counterpart, unless --reproduce_results_partly is given.
+def start(arguments):
+    os.execv(sys.executable, [sys.executable, str(MAIN), *arguments])
+
+
+def command(folder, partly=False, further=()):
     """
-    opt = parameters.build().parse_args(given)
-    folder = opt.reproduce_results
-    partly = opt.reproduce_results_partly
-    if not folder:
-        raise UserError('--reproduce_results_partly goes with --reproduce_results')
+    The arguments of main.py for the experiment in a folder; prints the command line, and what was dropped. further:
+    arguments that are appended.
+
+    Raises UserError that names the options without a counterpart, unless they are left out `partly`.
+    """
     options, notes = experiment_folder.read(Path(folder))
     settings, missing = translated(options, notes)
     arguments = command_line.tokens(settings)
     lines = [f'Note: {note}' for note in dict.fromkeys(notes)]
-    print('\n'.join([shlex.join(['python', 'main.py', *arguments]), *lines]), flush=True)
+    print('\n'.join([shlex.join(['python', 'main.py', *arguments, *further]), *lines]), flush=True)
     if missing and not partly:
-        raise UserError('\n'.join([f'--reproduce_results {folder}: without counterpart in main.py:',
+        raise UserError('\n'.join([f'{folder}: without counterpart in main.py:',
                                    *(f'  {name}: {value}' for name, value in missing.items()),
-                                   'add --reproduce_results_partly to train without them']))
+                                   'add --partly to train without them']))
     for name, value in missing.items():
         print(f'Left out: {name}: {value}')
     return arguments
@@ -79,7 +94,7 @@ def command(given):
 def translated(options, notes):
     """Options -> ({flag of main.py: value}, {option: value} without a counterpart); adds to the list of notes."""
     settings = {'scheduler': 'none'}
-    for translate in (plain, data_set, splits, network, experiment_losses.translate, optimizers,
+    for translate in (renamed_options, data_set, splits, network, experiment_losses.translate, optimizers,
                       experiment_images.translate, evaluation):
         translate(options, settings, notes)
     for name, kind in WITHOUT_INFLUENCE.items():
@@ -91,7 +106,7 @@ def translated(options, notes):
     return settings, options.left_over()
 
 
-def plain(options, settings, notes):
+def renamed_options(options, settings, notes):
     """The options that are a flag with the same value."""
     for option, (flag, kind) in PLAIN.items():
         value = options.take(option, kind)
@@ -282,3 +297,7 @@ def evaluation(options, settings, notes):
         options.arguments('testing_method')
         if TESTERS[tester]:
             settings['eval_level'] = [TESTERS[tester]]
+
+
+if __name__ == '__main__':
+    sys.exit(exit_code('powerful_benchmarker', lambda: main(sys.argv[1:])))

@@ -163,7 +163,7 @@ def stored(distribution):
     return json.loads(distribution_to_json(distribution))
 
 
-def shown(distribution):
+def range_text(distribution):
     """A stored distribution, or None, as it is written after --tune."""
     if distribution is None:
         return 'nothing'

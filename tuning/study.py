@@ -4,6 +4,7 @@ import re
 
 import optuna
 
+import configuration
 from evaluation import titles
 from records import run_folder
 from records.columns import Column
@@ -125,10 +126,10 @@ def require_same(search, stored, described):
     """Raises UserError where the study has other ranges or flags. stored: its ranges and flags; {} if it is new."""
     where = f'--study_path {search.folder}: its study was begun with'
     for flag in dict.fromkeys([*stored.get('tune', {}), *(described['tune'] if 'tune' in stored else {})]):
-        old, new = (ranges.shown(content['tune'].get(flag)) for content in (stored, described))
+        old, new = (ranges.range_text(content['tune'].get(flag)) for content in (stored, described))
         if old != new:
             raise UserError(f'{where} --tune {flag} {old}, not {new}; give the same range, or another --study_path')
-    for flag, value in stored.get('flags', {}).items():
+    for flag, value in configuration.without_removed(search.folder, stored.get('flags', {})).items():
         now = described['flags'].get(flag)
         if value != now:
             raise UserError(f'{where} --{flag} {value}, not {now}; give the same flags, or another --study_path')

@@ -7,7 +7,6 @@ import os
 import re
 import sqlite3
 import sys
-import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,12 +124,10 @@ def undeclared_flags():
     except AttributeError as error:
         if not isinstance(error.obj, argparse.Namespace):
             raise
-        *_, frame = (one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).stem != 'namespace')
-        place = f'{Path(frame.filename).parent.name}/{Path(frame.filename).name}, line {frame.lineno}, reads'
         if error.name in SET_BY_A_RUN:
-            raise UserError(f'{place} opt.{error.name} ({SET_BY_A_RUN[error.name]}), which main.py sets before it '
+            raise UserError(f'opt.{error.name} ({SET_BY_A_RUN[error.name]}) is read, which main.py sets before it '
                             'builds the criterion; a program of your own has to set it, too') from error
-        raise UserError(f'{place} --{error.name}, which parameters.py does not declare; declare it there: '
+        raise UserError(f'the flag --{error.name} is read, which parameters.py does not declare; declare it there: '
                         f"add('--{error.name}', type=float, default=...)") from error
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from utilities.errors import Unwritable, UserError, causes, is_disk_error
 
+OTHER_OBJECTS = 'a pickle of objects other than tensors'        # how describe_kind() begins for such a file
 STALE = 600                                                  # seconds without a change; older folders are removed
 BLOCK = 4096                                                 # bytes that are written to see whether there is room
 
@@ -123,7 +124,7 @@ def require_writable(file, flag):
 
 
 def require_writable_folder(folder, flag):
-    """As require_writable, for a folder, which may not exist yet."""
+    """Raises UserError if nothing can be written into the folder that `flag` names, which may not exist yet."""
     folder = Path(folder)
     try:
         above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -162,7 +163,7 @@ def describe_kind(path, error):
         return 'an empty file'
     found = re.search(r'GLOBAL (\S+)', str(error))
     if found:
-        return f'a pickle of objects other than tensors ({found[1]})'
+        return f'{OTHER_OBJECTS} ({found[1]})'
     if 'TorchScript' in str(error):
         return 'a TorchScript program'
     if start.startswith(b'PK'):

@@ -119,33 +119,35 @@ class Miner:
         self.name = name
         self.takes_masks = takes_masks
         self.use = use
-        self.mined = None                                                 # the tuples of the last batch
-        self.tuples = None                                                # the tuples given by a wrapper or the caller
+        # the tuples of the last batch, and those given by a wrapper or the caller
+        self.of_step = types.SimpleNamespace(mined=None, tuples=None)
 
     def __call__(self, batch, labels, **options):
         """batch [B, D], labels [B], on one device -> the tuples. options: for miners that take more."""
-        self.mined = self.tuples
-        if self.mined is None:
+        found = self.of_step.tuples
+        if found is None:
             # miners of the public code, which have a name, take labels to NumPy
             own = labels.cpu() if hasattr(self.batchminer, 'name') else labels
             mined = self.batchminer(batch, own, **options)
             try:
-                self.mined = checked(mined, batch)
+                found = checked(mined, batch)
             except (TypeError, ValueError, RuntimeError, IndexError) as error:
                 raise UserError(f'--batch_mining {self.name}: it returned {described(mined)}; expected triplets, an '
                                 'int64 tensor [T, 3] or a list of triples, or masks of positive and negative pairs, '
                                 'two bool [B, B], or three or four tensors of indices (docs/extending.md)') from error
+        self.of_step.mined = found
         if not self.takes_masks:
-            self.mined = self.last
-        return self.mined
+            self.of_step.mined = self.last
+        return self.of_step.mined
 
     @property
     def last(self):
         """The triplets [T, 3] of the last batch."""
-        return triplets_from_masks(*self.mined) if isinstance(self.mined, tuple) else self.mined
+        mined = self.of_step.mined
+        return triplets_from_masks(*mined) if isinstance(mined, tuple) else mined
 
     def given(self):
-        """A miner for a loss whose wrapper gives the tuples, by the attribute `tuples` of this miner."""
+        """A miner for a loss whose wrapper gives the tuples, as `of_step.tuples` of this miner."""
         return Miner(self.batchminer, self.name, self.takes_masks, self.use)
 
     def listing(self):

@@ -10,21 +10,26 @@ import copy
 class Flags(argparse.Namespace):
     """
     argparse's namespace, which notes the flags that are read; copies share the notes. Once a part of the program has
-    replaced the value of a flag, reading it is no longer noted.
+    replaced the value of a flag, reading it is no longer noted. After stop_noting(), it is as quick as argparse's.
 
     Other processes, such as data workers, get a plain namespace.
     """
     __slots__ = ('_read', '_replaced')
 
     def __init__(self, values, read=None, replaced=()):
-        object.__setattr__(self, '_read', set() if read is None else read)
+        if read is None:
+            read = set()
+            Flags.__getattribute__ = Flags.noting
+        object.__setattr__(self, '_read', read)
         object.__setattr__(self, '_replaced', {*replaced})
         vars(self).update(values)
 
-    def __getattribute__(self, name):
-        if not name.startswith('_') and name not in self._replaced:
-            self._read.add(name)
-        return super().__getattribute__(name)
+    def noting(self, name):
+        """As __getattribute__, and notes the name."""
+        value = object.__getattribute__(self, name)
+        if not name.startswith('_') and name not in object.__getattribute__(self, '_replaced'):
+            object.__getattribute__(self, '_read').add(name)
+        return value
 
     def __setattr__(self, name, value):
         self._replaced.add(name)
@@ -50,10 +55,15 @@ def unnoted(opt):
     return argparse.Namespace(**vars(opt))
 
 
+def stop_noting():
+    """From now on, reading flags is not noted: those that have an effect were read. New Flags are noted again."""
+    Flags.__getattribute__ = object.__getattribute__
+
+
 def note(opt, *names):
     """Notes these flags as read, for code that has found by unnoted() that they have an effect."""
-    for name in names:
-        getattr(opt, name)
+    if isinstance(opt, Flags):
+        opt._read.update({*names} - opt._replaced)
 
 
 def is_read(opt, name):

@@ -63,13 +63,10 @@ class PublicStorage:
     """
     Has the methods of Storage, for a sampler that fills its own memory bank by create_storage(dataloader, model,
     device) and, with --data_idx_full_prec, full_storage_update(...); the latter is called before each later epoch.
-
-    Its state is the sampler's state_dict(), or its attributes that are tensors.
     """
 
     def __init__(self, opt, sampler, image_list):
         self.sampler = sampler
-        self.name = opt.data_sampler
         self.device = opt.device
         self.labels = torch.tensor([label for _, label in image_list])
         self.refill = opt.data_idx_full_prec
@@ -85,10 +82,6 @@ class PublicStorage:
         # a batch as the public loader of images gives it: labels, images, indices
         fill([(self.labels, embed().detach().cpu(), torch.arange(len(self.labels)))], AsNetwork(), self.device)
         self.is_filled = True
-        if not self.state_dict()['sampler']:
-            raise UserError(f'--data_sampler {self.name}: create_storage leaves no tensor in the sampler, so that a '
-                            'checkpoint could not hold its memory bank; keep it as a tensor, or give the sampler '
-                            'state_dict and load_state_dict (docs/extending.md)')
 
     def update(self, embeddings, indices):
         """After a step: the batch's embeddings [B, D] and image indices [B], on the CPU."""
@@ -97,20 +90,6 @@ class PublicStorage:
             update(embeddings.detach().cpu(), indices)
         elif update:
             self.sampler.replace_storage_entries(embeddings.detach().cpu(), indices)
-
-    def state_dict(self):
-        if hasattr(self.sampler, 'state_dict'):
-            own = self.sampler.state_dict()
-        else:
-            own = {name: value for name, value in vars(self.sampler).items() if isinstance(value, torch.Tensor)}
-        return {'is_filled': self.is_filled, 'sampler': own}
-
-    def load_state_dict(self, state):
-        self.is_filled = state['is_filled']
-        if hasattr(self.sampler, 'load_state_dict'):
-            self.sampler.load_state_dict(state['sampler'])
-        else:
-            vars(self.sampler).update(state['sampler'])
 
 
 class PublicSampler(torch.utils.data.Sampler):

@@ -141,7 +141,7 @@ class Search:
         return self.mask_excluded(self.equal_for_copies(scores), rows)
 
     def precise_scores(self, rows):
-        """As scores(), in float64; for Euclidean scores."""
+        """[q, G] Euclidean scores in float64 of some queries, an index array, with the whole gallery."""
         queries = self.move(take_rows(self.queries, rows), torch.float64)
         scores = queries.new_empty(len(rows), len(self.gallery))
         for start in range(0, len(self.gallery), precision.ROWS):

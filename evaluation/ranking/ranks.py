@@ -48,7 +48,10 @@ def faster_way(search, depth):
 
 
 def by_torch(search, depth):
-    """As by_counting(), but in whole rows of scores, for one positive of each query at a time: for GPUs."""
+    """
+    Yields rows [q] of queries, the ranks of their positives [q, R], and which queries are clear [q]: counts in whole
+    rows of scores, for one positive of each query at a time, as suits GPUs.
+    """
     rows = np.flatnonzero(search.n_positives)
     device = search.queries.device
     columns = torch.arange(len(search.gallery), device=device)

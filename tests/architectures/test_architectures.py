@@ -1,12 +1,18 @@
 """Each network gives embeddings and features, takes its input format, and loads weights safely."""
+import argparse
 import pickle
 import re
+import shlex
+import subprocess
+import sys
 import urllib.error
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 
 import architectures
 from architectures import conv4, pretrainedmodels_models, resnet50, weights
@@ -179,6 +185,54 @@ def test_weights_from_a_file(state, wrap, prefix, left, ending, opt, tmp_path, c
     assert bool(note) == bool(prefix) and left in note and ('left out' in note) == bool(left)
 
 
+OPTIMIZER = {'state': {0: {'step': torch.ones(()), 'exp_avg': torch.ones(2)}}, 'param_groups': [{'lr': .1}]}
+
+
+@pytest.mark.parametrize('wrap', [
+    lambda state: {'net': state, 'optimizer': OPTIMIZER, 'epoch': 3},
+    lambda state: {'teacher': under('module.backbone.', state), 'student': {'head.weight': torch.ones(2)}},     # DINO
+    lambda state: {'model_state_dict': state, 'loss': torch.ones(())},
+    lambda state: {'checkpoint': {'network': {'weights': state}}},
+    lambda state: {'model': {'head.weight': torch.ones(2, 2)}, 'model_ema': state},
+    lambda state: {'state_dict': state, 'args': argparse.Namespace(lr=.1), 'best': np.float64(.5), 'n': np.int64(3)},
+    lambda state: under('_orig_mod.', state), lambda state: under('module._orig_mod.', state),
+    lambda state: {'model.' + name.replace('.', '._orig_mod.', 1): value for name, value in state.items()},
+    lambda state: {name.replace('0.0.', '0.module.0.'): value for name, value in state.items()}])
+def test_weights_in_files_of_other_programs(state, wrap, opt, tmp_path):
+    torch.save(wrap(state), file := tmp_path / 'w.pth')
+    model = architectures.select(opt(arch='conv4', weights=str(file)))
+    assert all(torch.equal(state[name], value) for name, value in model.backbone.state_dict().items())
+
+
+def test_files_of_several_networks_or_of_another_one_are_refused_by_their_keys(state, opt, tmp_path):
+    def refused(content):
+        torch.save(content, tmp_path / 'w.pth')
+        with pytest.raises(UserError) as caught:
+            architectures.select(opt(arch='conv4', weights=str(tmp_path / 'w.pth')))
+        return str(caught.value)
+
+    assert refused({'student': state, 'teacher': state, 'epoch': 3}).endswith(
+        'but student, teacher all have the names of the network; the file has the keys student, teacher, epoch')
+    other = {'fc.weight': torch.ones(2)}
+    assert refused({'net': other, 'optimizer': OPTIMIZER, 'epoch': 3}).endswith(
+        'but none has the names of the network; the file has the keys net, optimizer, epoch')
+    assert 'they lack 0.0.weight' in refused({'net': other, 'epoch': 3})
+    assert refused({'epoch': 3}).endswith('the file has the keys epoch')
+
+
+def test_a_file_with_other_objects_says_how_to_extract_the_weights(state, opt, tmp_path):
+    file = tmp_path / 'w.pth'
+    torch.save({'state_dict': state, 'folder': tmp_path}, file)                     # a path, which could be any object
+    with pytest.raises(UserError, match='a pickle of objects other than tensors') as caught:
+        architectures.select(opt(arch='conv4', weights=str(file)))
+    command = str(caught.value).partition('for example by: ')[2]
+    done = subprocess.run(command.replace('python', shlex.quote(sys.executable), 1), shell=True, cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.returncode == 0 and "dict_keys(['state_dict', 'folder'])" in done.stdout
+    model = architectures.select(opt(arch='conv4', weights=str(tmp_path / 'weights.pth')))
+    assert all(torch.equal(state[name], value) for name, value in model.backbone.state_dict().items())
+
+
 def test_weights_from_safetensors(state, opt, tmp_path):
     from safetensors.torch import save_file
     save_file(state, tmp_path / 'w.safetensors')
@@ -234,8 +288,9 @@ def test_a_file_that_holds_no_weights_is_described_without_torchs_advice(opt, tm
             architectures.select(opt(arch='conv4', weights=str(path)))
         sentence = str(caught.value)
         assert sentence.startswith(f'--weights {path}: not a file of weights only but ')
-        assert sentence.endswith('; expected a state dict as torch.save or safetensors writes it')
-        assert not re.search('weights_only|Weights only|trust|WeightsUnpickler|PytorchStream', sentence)
+        assert '; expected a state dict as torch.save or safetensors writes it' in sentence
+        if 'objects other than tensors' not in sentence:
+            assert not re.search('weights_only|Weights only|trust|WeightsUnpickler|PytorchStream', sentence)
         return sentence.split(' but ')[1].split(';')[0]
 
     def zip_archive(path):
@@ -308,6 +363,38 @@ def lite0_of_the_package(state, x):
             x = depthwise_and_pointwise(state, prefix, x, stride if block == 0 else 1)
             x, number = x + before if block else x, number + 1
     return F.relu6(norm(state, '_bn1', F.conv2d(x, state['_conv_head.weight']))).mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize('names', ['torchvision', 'timm', 'first', 'first, with a last layer of its own'])
+def test_mobilenet_v2_takes_weights_under_four_kinds_of_names(names, opt, tmp_path):
+    """Sorted, as safetensors writes them; timm's network itself gives the expected features."""
+    timm = pytest.importorskip('timm')
+    network = timm.create_model('mobilenetv2_100').eval()
+    state = {name: value + .02 * torch.rand_like(value) if value.is_floating_point() else value
+             for name, value in network.state_dict().items()}
+    network.load_state_dict(state)
+    own = [name for name in torchvision.models.mobilenet_v2().state_dict() if not name.endswith('num_batches_tracked')]
+    given = [name for name in state if not name.endswith('num_batches_tracked')]
+    under = dict(zip(own, (state[name] for name in given), strict=True))               # the layers in the same order
+    if names == 'timm':
+        under = state
+    elif names != 'torchvision':
+        flat = {'0.0': '0', '0.1': '1', '1.0': '3', '1.1': '4', '2': '6', '3': '7'}
+        last = {'features.18.0.': 'conv.0.', 'features.18.1.': 'conv.1.'} if names != 'first' else {}
+
+        def renamed(name):
+            found = re.fullmatch(r'(features\.(\d+)\.conv)\.([\d.]+)\.(\w+)', name)
+            if found:
+                place, number, layer, parameter = found.groups()
+                layers = flat | {'1': '3', '2': '4'} if number == '1' else flat
+                return f'{place}.{layers[layer]}.{parameter}'
+            return next((new + name.removeprefix(old) for old, new in last.items() if name.startswith(old)), name)
+
+        under = {renamed(name): value for name, value in under.items()}
+    torch.save(dict(sorted(under.items())), tmp_path / 'w.pth')
+    model = architectures.select(opt(arch='mobilenet_v2_frozen', weights=str(tmp_path / 'w.pth'))).eval()
+    images = torch.rand(2, 3, 64, 64)
+    torch.testing.assert_close(model.backbone(images), network.global_pool(network.forward_features(images)))
 
 
 def test_efficientnet_lite0_takes_the_names_of_its_package(opt, tmp_path):

@@ -14,7 +14,7 @@ import datasets
 import evaluation
 from batch_mining import distance, parametric
 from records import checkpoint
-from tests.helpers import assert_same_end, folder_of
+from tests.helpers import assert_same_end, folder_of, hand_over, kept_by, state_of
 from utilities.errors import UserError
 from utilities.randomness import preserved
 
@@ -44,7 +44,7 @@ def test_fixed_distributions(opt, mode, low, high):
     width = 1.3 / 29
     centres = [.1 + width * (k + .5) for k in range(29)]
     assert miner.weights.tolist() == pytest.approx([1 if low <= centre <= high else 1e-15 for centre in centres])
-    assert miner.update_every == 0 and miner.state_dict() == {}
+    assert miner.update_every == 0
 
 
 def test_distances_on_an_edge_or_beyond_the_limits():
@@ -181,18 +181,18 @@ def test_without_self_regularisation_only_negatives_are_drawn(adaptive):
 def test_a_restored_miner_goes_on_in_the_same_way(adaptive, tmp_path):
     for learning in ('ppo', 'reinforce'):
         first = adaptive(learning=learning)
+        state = state_of(miner=first)
         for k in range(7):
             first.update(metrics(recall=k % 3 / 10))
-        torch.save(first.state_dict(), tmp_path / 'state.pt')
         second = adaptive(learning=learning)
-        second.load_state_dict(torch.load(tmp_path / 'state.pt', weights_only=True))
+        hand_over(state, state_of(miner=second), tmp_path)
         ends = []
         for miner in (first, second):
             torch.manual_seed(3)
             for k in range(7):
                 miner.update(metrics(recall=k % 2 / 10))
-            ends.append(miner.state_dict())
-        assert str(ends[0]) == str(ends[1]) and ends[0]['weights'].equal(ends[1]['weights'])
+            ends.append([miner.weights, *miner.pads.policy.parameters(), *miner.pads.old.parameters()])
+        assert all(map(torch.equal, *ends))
 
 
 def test_a_run_that_is_interrupted_and_resumed_ends_as_one_that_is_not(quick, run, tmp_path, monkeypatch):
@@ -213,10 +213,9 @@ def test_a_run_that_is_interrupted_and_resumed_ends_as_one_that_is_not(quick, ru
     folder = folder_of(tmp_path, 'stopped_s1')
     assert run('--resume', folder) == 0
     assert_same_end(folder_of(tmp_path), folder)
-    for one in checkpoint.load(folder / 'checkpoint_last.pt')['miner'].values():
-        assert one['pads']['n_learned'] == 3                    # 9 steps, an update every 2, the first has no reward
-        assert len(one['pads']['seen']) == 4
-        assert one['pads']['state'][-1] == torch.tensor(8 / 9)
+    for place in ('miner[0].pads', 'miner[1].pads'):            # 9 steps, an update every 2, the first has no reward
+        kept = kept_by(folder, place)
+        assert kept['n_learned'] == 3 and kept['state'][-1] == torch.tensor(8 / 9)
 
 
 def test_adaptation_needs_a_validation_split_with_something_to_find(quick, run, capsys, tmp_path):

@@ -1,5 +1,4 @@
 """Batch composition as promised, a function of seed and epoch, and bad sizes refused."""
-import inspect
 from collections import Counter
 
 import pytest
@@ -206,17 +205,6 @@ def test_images_of_classes_are_drawn_without_replacement_then_again(opt):
     partners = coreset.partners(torch.tensor([3, 0, 5]), generator)
     assert partners[1].tolist() == [1] and not {3, 5} & set(partners[[0, 2]].flatten().tolist())
     assert partners[0] != partners[2] and alone.partners(torch.tensor([3]), generator).shape == (1, 0)
-
-
-@pytest.mark.parametrize('pair, own', [
-    (('fid_batchmatch', 'disthist_batchmatch'), ('frechet_distances', 'distance_histogram_costs')),
-    (('greedy_coreset', 'd2_coreset'), ('', ''))])
-def test_samplers_of_a_kind_differ_in_how_they_choose_alone(pair, own):
-    """The files stand alone, so that each has this code."""
-    one, other = (datasampler.SAMPLERS[name].Sampler for name in pair)
-    for method in set(vars(one)) & {'__iter__', 'big_batch', 'candidates', 'sample', 'partners'}:
-        source = inspect.getsource(getattr(other, method))
-        assert inspect.getsource(getattr(one, method)) == source.replace(own[1] or 'no other', own[0])
 
 
 NO_HIERARCHY = {'data_sampler': 'hierarchical'}

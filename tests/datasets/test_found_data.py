@@ -230,6 +230,45 @@ def test_the_count_of_inshops_list(opt, tmp_path):
             select(opt, tmp_path, 'inshop')
 
 
+def test_inshop_at_high_resolution(opt, tmp_path, capsys):
+    root = tmp_path / 'In-shop Clothes Retrieval Benchmark'
+    rows = [('WOMEN/Dresses/id_1/01_1_front.jpg', 'id_1', 'train'),
+            ('WOMEN/Dresses/id_1/02_1_side.jpg', 'id_1', 'train'),
+            ('MEN/Denim/id_2/01_1_front.jpg', 'id_2', 'query'), ('MEN/Denim/id_2/02_1_back.jpg', 'id_2', 'gallery')]
+    for path, _, _ in rows:
+        draw(root / 'Img' / 'img_highres' / path)
+    (root / 'Eval').mkdir()
+    lines = [f'img/{path}   {item}   {part}' for path, item, part in rows]
+    (root / 'Eval' / 'list_eval_partition.txt').write_text(
+        '\n'.join(['4', 'image_name item_id evaluation_status', *lines]))
+    data = select(opt, tmp_path, 'inshop')
+    assert data.train.paths == [root / 'Img' / 'img_highres' / path for path, _, _ in rows[:2]]
+    assert data.train.superclasses == ['WOMEN/Dresses']
+    assert 'the photos of img_highres are read, since there is no img\n' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('root', ['cars196', 'stanford_cars'])
+def test_cars196_of_a_mirror_without_the_development_kit(root, opt, tmp_path):
+    kit(tmp_path / root, tmp_path / root / 'devkit', inner='Kaggle')
+    for file in (tmp_path / root).rglob('*.mat'):
+        file.unlink()
+    annotations(tmp_path / root / 'cars_annos.mat', [('000001.jpg', 1)], True)
+    with pytest.raises(UserError, match='the photos in cars_train/ and cars_test/ have other numbers; put cars_meta'):
+        select(opt, tmp_path, 'cars196')
+
+
+@pytest.mark.parametrize('folders', [['bounding_box_test', 'bounding_box_train', 'query'], ['images'],
+                                     ['Test', 'train']])
+def test_the_folder_above_is_given(folders, opt, tmp_path):
+    for name in folders:
+        draw(tmp_path / 'Market-1501-v15.09.15' / name / 'a' / '1.png')
+    with pytest.raises(UserError) as caught:
+        select(opt, tmp_path)
+    sentence = str(caught.value)
+    assert all(name in sentence for name in folders)
+    assert sentence.endswith(f': give --source_path {tmp_path / "Market-1501-v15.09.15"}')
+
+
 @pytest.mark.parametrize('dataset, folders', [('cub200', ['images/', '001.Black_footed_Albatross/']),
                                               ('cars196', ['cars_train/', 'devkit/', 'train/<class>/']),
                                               ('online_products', ['Ebay_train.txt', 'bicycle_final/'])])
@@ -400,7 +439,7 @@ def test_labels_are_compared_without_blanks_and_in_one_unicode_form(opt, tmp_pat
 @pytest.mark.parametrize('labels, note', [
     ([1, 1, '1.0', '1.0', 2, 2, 3, 3], '1 and 1.0'), ([*'aabb', 'Owl', 'Owl', 'owl', 'owl'], 'Owl and owl'),
     (['1', '01', '2', '2.', '3', '3.00', 'a', 'A'], '01 and 1, 2 and 2., 3 and 3.00, and 1 more'),
-    ([1.5, 1.5, 2, 2, 'nan', 'nan', 'x', 'x'], '')])
+    ([1.5, 1.5, 2, 2, 'Nan', 'Nan', 'x', 'x'], '')])
 def test_labels_that_may_be_one_class_are_noted(labels, note, opt, tmp_path, capsys):
     table = birds(tmp_path)
     table['label'] = list(map(str, labels))
@@ -409,6 +448,15 @@ def test_labels_that_may_be_one_class_are_noted(labels, note, opt, tmp_path, cap
     out = capsys.readouterr().out
     assert out == (f'Note: --csv {tmp_path / "list.csv"}: these labels are different classes, although they are one '
                    f'number, or differ in capitals or blanks only: {note}\n' if note else '')
+
+
+@pytest.mark.parametrize('missing', [{'na_rep': 'NaN'}, {'na_rep': 'nan'}, {'na_rep': '<NA>'}, {}])
+def test_a_missing_label_is_no_class(missing, opt, tmp_path):
+    table = birds(tmp_path)
+    table.loc[5, 'label'] = None
+    sentence = 'the label .* is a missing value' if missing else 'path and label must not be empty'
+    with pytest.raises(UserError, match=f'line 7: {sentence}'):
+        listed(opt, tmp_path, table, index=False, **missing)
 
 
 def test_the_index_of_pandas_is_no_column(opt, tmp_path, capsys):

@@ -378,13 +378,19 @@ def test_class_distances_equal_the_pairwise_definition(labels):
         n = len(vectors)
         return sum(1 - vectors[i] @ vectors[j] for i in range(n) for j in range(n) if i != j) / (n * n - n)
 
-    groups = [unit[labels == c] for c in np.unique(labels)]
+    groups = [points[labels == c] for c in np.unique(labels)]
     means = np.array([group.mean(0) / np.linalg.norm(group.mean(0)) for group in groups])
-    several = [spread(group) for group in groups if len(group) > 1]
+    several = [spread(unit[labels == c]) for c in np.unique(labels) if (labels == c).sum() > 1]
     found = geometry.class_distances(points, labels)
     assert found['intra'] == pytest.approx(np.mean(several) if several else math.nan, nan_ok=True)
     assert found['inter'] == pytest.approx(spread(means) if len(means) > 1 else math.nan, nan_ok=True)
     assert found['intra_over_inter'] == pytest.approx(found['intra'] / found['inter'], nan_ok=True)
+
+
+def test_distances_between_classes_are_those_of_the_means_of_the_embeddings_as_given():
+    points, labels = torch.tensor([[10., 0], [0, 1], [1, 1], [0, 3]]), np.array([0, 0, 1, 1])
+    for name, expected in (('dists@inter', 1 - 3.5 / math.sqrt(25.25 * 4.25)), ('c_dists@inter', .0761)):
+        assert evaluation.compute([name], points, labels)[name] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize('shape', [(50, 8), (5, 8)])

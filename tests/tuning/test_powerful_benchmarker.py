@@ -9,14 +9,12 @@ import torch
 
 import configuration
 import main
-import parameters
 from datasets import splits
 from datasets.base import ImageTable
-from tests.conftest import parser
 from tests.tuning.experiment_folders import CONFIGS, DATES, change, options_of, write
 from tuning import powerful_benchmarker
 from utilities import pml
-from utilities.errors import UserError
+from utilities.errors import UserError, exit_code
 
 FIRST, LAST = DATES[0], DATES[4]
 EACH = [(date, config) for config in CONFIGS for date in DATES
@@ -27,21 +25,23 @@ WITHOUT_COUNTERPART = {
     'unsupervised': {'transforms.train', *(f'transforms.augmentation{n}' for n in (1, 2, 3))}}
 
 
-@pytest.fixture(autouse=True)
-def one_parser(monkeypatch):
-    """parameters.build() gives the same parser each time, which saves most of the time of a command line."""
-    monkeypatch.setattr(parameters, 'build', parser)
+def run(*arguments):
+    """The exit code of the program, which starts main.py in this process."""
+    codes = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(powerful_benchmarker, 'start', lambda given: codes.append(main.main(given)))
+        code = exit_code('powerful_benchmarker', lambda: powerful_benchmarker.main([*arguments]))
+    return code or codes[0]
 
 
 def translated(folder):
     """(the namespace of the command line for a folder, {option without a counterpart: its value as text}, printed)"""
-    given = ['--reproduce_results', str(folder)]
     try:
-        return vars(configuration.parse(powerful_benchmarker.command(given))), {}
+        return vars(configuration.parse(powerful_benchmarker.command(folder))), {}
     except UserError as error:
         first, *lines, last = str(error).splitlines()
-        assert first.endswith('without counterpart in main.py:') and '--reproduce_results_partly' in last, error
-    opt = configuration.parse(powerful_benchmarker.command([*given, '--reproduce_results_partly']))
+        assert first.endswith('without counterpart in main.py:') and '--partly' in last, error
+    opt = configuration.parse(powerful_benchmarker.command(folder, partly=True))
     return vars(opt), dict(line.strip().split(': ', 1) for line in lines)
 
 
@@ -72,7 +72,7 @@ def test_an_experiment_is_a_command_line_of_main(tmp_path, capsys):
     files['loss_and_miners']['loss_funcs']['metric_loss'] = {'ContrastiveLoss': {
         'pos_margin': 0.2, 'neg_margin': 0.4, 'use_similarity': False, 'avg_non_zero_only': True}}
     files['loss_and_miners']['mining_funcs'] = {'post_gradient_miner': {'MultiSimilarityMiner': {'epsilon': 0.1}}}
-    arguments = powerful_benchmarker.command(['--reproduce_results', str(write(tmp_path, files))])
+    arguments = powerful_benchmarker.command(write(tmp_path, files))
     printed = capsys.readouterr().out
     assert printed.splitlines()[0] == shlex.join(['python', 'main.py', *arguments])
     for option in ('use_similarity', 'avg_non_zero_only'):
@@ -229,7 +229,7 @@ def test_an_experiment_that_was_resumed_has_its_last_options(date, tmp_path, cap
     assert 'Note: the experiment was resumed with another optimizers at epoch 90 30;' in capsys.readouterr().out
     (folder / 'configs' / 'resume_training_config_diffs_latest').mkdir()
     with pytest.raises(UserError, match='resume_training_config_diffs_latest: expected'):
-        powerful_benchmarker.command(['--reproduce_results', str(folder)])
+        powerful_benchmarker.command(folder)
 
 
 def test_what_has_no_counterpart_stops_the_run_unless_it_is_left_out(tmp_path, quick, capsys):
@@ -239,13 +239,13 @@ def test_what_has_no_counterpart_stops_the_run_unless_it_is_left_out(tmp_path, q
     files['loss_and_miners']['loss_funcs']['metric_loss']['MultiSimilarityLoss']['old_argument'] = 2
     files['loss_and_miners']['mining_funcs']['subset_batch_miner'] = {'MaximumLossMiner': {'output_batch_size': 8}}
     folder = write(tmp_path / 'experiment', files)
-    assert main.main(['--reproduce_results', str(folder)]) == 2
+    assert run(str(folder)) == 2
     printed = capsys.readouterr()
-    assert printed.out.startswith('python main.py --') and '--reproduce_results_partly' in printed.err
+    assert printed.out.startswith('python main.py --') and '--partly' in printed.err
     for option in ('training_method: CascadedEmbeddings', 'a_new_option: 3', 'optimizers.trunk_optimizer: {',
                    'loss_funcs.metric_loss.MultiSimilarityLoss.old_argument: 2', 'mining_funcs.subset_batch_miner: {'):
         assert f'  {option}' in printed.err
-    assert main.main(['--reproduce_results', str(folder), '--reproduce_results_partly', *quick, *SMALL]) == 0
+    assert run(str(folder), '--partly', *quick, *SMALL) == 0
     assert 'Left out: a_new_option: 3' in capsys.readouterr().out
 
 
@@ -261,7 +261,7 @@ def test_experiments_train(date, config, tmp_path, quick):
     files['general'].pop('split', None)
     folder = write(tmp_path / 'experiment', files)
     network = {'classifier': ['--arch', 'conv4'], 'cascade': ['--cascade', '1', '2', '--embed_dim', '15']}
-    assert main.main(['--reproduce_results', str(folder), *quick, *SMALL, *network.get(config, [])]) == 0
+    assert run(str(folder), *quick, *SMALL, *network.get(config, [])) == 0
 
 
 def test_optimizers_of_any_kind_keep_their_arguments(tmp_path):
@@ -320,7 +320,7 @@ def test_a_value_of_a_wrong_type_gives_a_sentence(date, config, tmp_path):
             # the library itself looks at the arguments of its classes, in the first step
             of_library = place[0] in ('loss_funcs', 'mining_funcs') and len(place) == 4
             try:
-                configuration.parse(powerful_benchmarker.command(['--reproduce_results', str(folder)]))
+                configuration.parse(powerful_benchmarker.command(folder))
                 assert of_library, (place, wrong)
             except UserError as error:
                 assert str(place[-1]) in str(error) or str(place[-2]) in str(error), (place, wrong, error)
@@ -336,5 +336,5 @@ def test_a_folder_that_is_no_experiment_is_refused(file, text, sentence, tmp_pat
     if file:
         folder = write(tmp_path, options_of(DATES[4]))
         (folder / 'configs' / f'config_{file}.yaml').write_text(text)
-    assert main.main(['--reproduce_results', str(tmp_path)]) == 2
+    assert run(str(tmp_path)) == 2
     assert sentence in capsys.readouterr().err

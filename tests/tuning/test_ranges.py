@@ -25,8 +25,8 @@ def test_whole_numbers_have_a_step():
     drawn = {ranges.suggest(study.ask(), tuned)['bs'] for _ in range(200)}
     assert drawn == {*range(8, 113, 8)}
     assert [point['bs'] for point in ranges.grid(tuned, 5)] == [8, 32, 56, 88, 112]
-    assert ranges.shown(ranges.stored(tuned['bs'])) == '8 112 int 8'
-    assert ranges.shown(ranges.stored(ranges.parse('bs 8 112 int'.split())[1])) == '8 112 int'
+    assert ranges.range_text(ranges.stored(tuned['bs'])) == '8 112 int 8'
+    assert ranges.range_text(ranges.stored(ranges.parse('bs 8 112 int'.split())[1])) == '8 112 int'
 
 
 def test_a_choice_that_main_refuses_is_refused():

@@ -14,6 +14,7 @@ from records import backends, checkpoint, database, lock, run_folder
 from records.checkpoint import Checkpoint
 from records.trace import Trace
 from records.writing import Records
+from tests.helpers import state_of
 from utilities import device, files, machine, stopping
 from utilities.errors import RunFailed, UserError, choose
 from utilities.randomness import derive, seed_everything
@@ -178,8 +179,8 @@ def make(tmp_path, n=3):
     torch.manual_seed(0)
     model, criterion = torch.nn.Linear(n, 1), torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam([*model.parameters(), *criterion.parameters()])
-    return Checkpoint(tmp_path, {'lr': 1}, ['e_recall@1'],
-                      {'model': model, 'criterion': criterion, 'optimizer': optimizer})
+    parts = {'model': model, 'criterion': criterion, 'optimizer': optimizer}
+    return Checkpoint(tmp_path, {'lr': 1}, ['e_recall@1'], parts, state_of(*parts.values(), **parts))
 
 
 def test_the_best_by_each_metric_and_split_are_kept(tmp_path):

@@ -1,0 +1,371 @@
+"""
+State of a run: what its parts keep beside the state dicts in a checkpoint. docs/state.md has the rule.
+
+A State looks at the attributes of all parts when a run has been built. A checkpoint gets those that have changed since.
+A resumed run, which is built from the same flags, gets them back in place.
+"""
+import collections
+import sys
+import types
+import weakref
+
+import numpy as np
+import torch
+
+from records.encoding import (
+    BY_STATE_DICT,
+    PLAIN,
+    Reader,
+    Unsaveable,
+    Writer,
+    container_kind,
+    digest,
+    has_attributes,
+    is_left_out,
+    is_tensor,
+    items,
+    memory,
+    parts,
+)
+from utilities import exchange, processes
+
+LEFT_OUT = {'log', 'of_step'}                     # attributes that hold nothing beyond a step
+OF_MODULES = {*vars(torch.nn.Module())} - {'training'}
+NETWORKS = ('model', 'ema')
+MODE = {'training', 'warming_up'}                 # attributes of networks that every epoch and evaluation sets
+TRAINED = ('model', 'criterion', 'ema')           # parts that a trained network needs
+EARLIER = {'miner': 'miner', 'storage': 'sampler.storage', 'scaler': 'step.scaler'}  # entries of earlier checkpoints
+LARGE = 100e6                                     # bytes
+
+
+class State:
+    """
+    built:  the object whose attributes are the parts of a run.
+    stored: modules and optimizers whose state dicts a checkpoint has anyway, or that never change.
+    device: of the run.
+
+    objects:  {place: thing} of all things whose attributes may be state. A place is written as Python reaches it, as
+              criterion.queue[0]; '' is `built` itself.
+    as_built: {place: {name: what tells an attribute's value from others}}.
+    changed:  (place, name) of the attributes that have differed from it; they are saved from then on, without another
+              comparison unless their values are plain.
+    """
+
+    def __init__(self, built, stored, device):
+        self.device = device
+        self.stored = {id(part) for one in stored for part in (one.modules() if is_module(one) else [one])}
+        self.places = {}                                      # {id: (function that returns the thing or None, place)}
+        self.objects = {}
+        self.visit(built)
+        # what a trained network needs is encoded first, so that nothing of it is mentioned as the content of others
+        self.objects = dict(sorted(self.objects.items(), key=lambda item: root(item[0]) not in TRAINED))
+        self.as_built = {}
+        known = self.known()
+        self.as_built = {place: {name: self.told(thing, name, value, known)
+                                 for name, value in attributes(thing, place).items()}
+                         for place, thing in self.objects.items()}
+        self.required_grad = {place: leaf.requires_grad for place, leaf in self.leaves().items()}
+        self.changed = set()
+        self.noted = set()
+
+    def visit(self, built):
+        """Finds the things and objects; a thing that is reached in several ways gets the shortest place."""
+        queue = collections.deque([('', built)])
+        while queue:
+            place, value = queue.popleft()
+            if type(value) in PLAIN or self.place_of(value) is not None:
+                continue
+            self.places[id(value)] = reference(value), place
+            if container_kind(value):
+                queue.extend((f'{place}[{key!r}]', part) for key, part in items(value))
+            if has_attributes(value) and (is_module(value) or id(value) not in self.stored):
+                self.objects[place] = value
+                if not isinstance(value, BY_STATE_DICT):      # their state dicts are made anew each time
+                    queue.extend((joined(place, name), part) for name, part in attributes(value, place).items())
+
+    def place_of(self, value):
+        """The place of a thing; None for what was not there when the run was built."""
+        found, place = self.places.get(id(value), (None, None))
+        return place if found and found() is value else None
+
+    def things(self):
+        """{place: thing} of what is still there."""
+        found = {place: thing() for thing, place in self.places.values()}
+        return {place: thing for place, thing in found.items() if thing is not None}
+
+    def leaves(self):
+        """{place: tensor} of the parameters, and of other tensors that get a gradient."""
+        return {place: thing for place, thing in self.things().items()
+                if isinstance(thing, torch.nn.Parameter) or is_tensor(thing) and thing.is_leaf and thing.requires_grad}
+
+    def stored_tensors(self):
+        """{place: tensor} of the tensors in the state dicts that a checkpoint has anyway."""
+        return {joined(place, name): tensor for place, thing in self.objects.items() if is_module(thing)
+                for name, tensor in (thing._parameters | thing._buffers).items()
+                if is_tensor(tensor) and self.is_stored(thing, name)}
+
+    def is_stored(self, thing, name):
+        """Whether an attribute is a parameter or a buffer in a state dict that a checkpoint has anyway."""
+        return id(thing) in self.stored and is_module(thing) and (
+            name in thing._parameters or name in thing._buffers and name not in thing._non_persistent_buffers_set)
+
+    def is_whole(self, thing, name):
+        """Whether an attribute is a parameter or buffer of a module that is saved whole, as nothing else stores it."""
+        return id(thing) not in self.stored and is_module(thing) and (
+            name in thing._parameters or name in thing._buffers)
+
+    def known(self):
+        """
+        What a Writer takes: {memory of a tensor: (its place, the tensor)} of those in state dicts, but for the tensors
+        that were registered, or changed in shape, in training: they are saved as attributes.
+        """
+        found = {}
+        for place, tensor in self.stored_tensors().items():
+            owner, _, name = place.rpartition('.')
+            is_late = self.as_built and self.as_built[owner].get(name) != form_of(tensor)
+            if tensor.numel() and not is_late:
+                found.setdefault(memory(tensor), (('at', place), tensor))
+        return found
+
+    def told(self, thing, name, value, known):
+        """
+        What tells the value of an attribute from others, a text: for a tensor its type and shape and, unless it is
+        stored or saved whole, a hash.
+        """
+        if self.is_stored(thing, name) or self.is_whole(thing, name):
+            return form_of(value)
+        return form_of(value) + digest(Writer(self.place_of, known, compares=True).encode(value))
+
+    # Saving
+
+    def save(self):
+        """
+        What a checkpoint gets, in process 0. All processes call it.
+
+        attributes: {place: [class of the object, {name: [encoded value, told() of it as built, whether it is a buffer
+                    in a state dict (None: no buffer)]}]}.
+        gradients:  {place: [gradients in each of n processes [n, N], which of them have one]} of what has a gradient
+                    between two steps: it is being accumulated.
+        frozen:     {place: whether a gradient is required} of the parameters for which this has changed.
+        """
+        gradients = self.gradients()
+        if not processes.is_main():
+            return None
+        frozen = {place: leaf.requires_grad for place, leaf in self.leaves().items()
+                  if leaf.requires_grad != self.required_grad.get(place)}
+        found = {'attributes': self.changed_attributes(), 'gradients': gradients, 'frozen': frozen}
+        return {name: value for name, value in found.items() if value}
+
+    def changed_attributes(self):
+        """The attributes of save(). Prints a note on what cannot be saved."""
+        known = self.known()
+        writer = Writer(self.place_of, known)
+        saved = {}
+        for place, thing in self.objects.items():
+            for name, value in attributes(thing, place).items():
+                if not self.has_changed(place, thing, name, value, known):
+                    continue
+                try:
+                    encoded = writer.encode(value, is_own=self.is_stored(thing, name) or self.is_whole(thing, name))
+                except Unsaveable as error:
+                    self.note(joined(place, name), error)
+                    continue
+                n_bytes = sum(part.nbytes for part in parts(encoded) if isinstance(part, torch.Tensor))
+                if n_bytes > LARGE:
+                    self.note(joined(place, name), f'has {n_bytes / 1e6:,.0f} MB, which every checkpoint holds; what '
+                                                   'one step needs alone belongs in a local variable')
+                self.changed.add((place, name))
+                is_buffer = is_module(thing) and name in thing._buffers
+                persistent = name not in thing._non_persistent_buffers_set if is_buffer else None
+                entry = saved.setdefault(place, [type(thing).__qualname__, {}])
+                entry[1][name] = [encoded, self.as_built[place].get(name), persistent]
+        return saved
+
+    def has_changed(self, place, thing, name, value, known):
+        if self.place_of(value) is None and is_left_out(value):
+            return False                                      # such as a function, which the resumed run makes as well
+        if (place, name) in self.changed and type(value) not in PLAIN or self.is_whole(thing, name):
+            return True
+        return self.told(thing, name, value, known) != self.as_built[place].get(name)
+
+    def note(self, where, what):
+        if where not in self.noted:
+            self.noted.add(where)
+            print(f'Note: {where} {what}', file=sys.stderr)
+
+    def gradients(self):
+        leaves = self.leaves()
+        exist = torch.zeros(processes.count(), len(leaves), device=self.device)
+        exist[processes.rank()] = torch.tensor([float(leaf.grad is not None) for leaf in leaves.values()])
+        if processes.count() > 1:
+            exchange.add_up([exist])
+        found = {}
+        for (place, leaf), have in zip(leaves.items(), exist.bool().T.tolist(), strict=True):
+            if any(have):
+                own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                found[place] = [exchange.gathered(own.reshape(1, -1), processes.count()), have]
+        return found
+
+    # Restoring
+
+    def fitting(self, saved, module, state):
+        """
+        The state dict of a module without tensors that were registered, or changed in shape, in training: they are
+        among the `saved` attributes.
+        """
+        names = {id(part): name for name, part in module.named_modules()}
+        own = module.state_dict()
+        for place, (_, of_object) in saved.get('attributes', {}).items():
+            prefix = names.get(id(self.objects.get(place)))
+            for name in of_object if prefix is not None else ():
+                key = joined(prefix, name)
+                state = {one: value for one, value in state.items() if one != key} | {
+                    one: own[one] for one in own if one == key}
+        return state
+
+    def restore(self, saved, states, fresh=None):
+        """
+        Sets back what save() has given, or what the `states` of a checkpoint of an earlier version have in its place.
+
+        fresh: None; or, where flags have changed, the names of the parts that start fresh. Then an attribute whose
+               value as built differs between the two runs starts fresh, and a whole part where an object or a tensor
+               of another shape takes its place.
+
+        Returns the names of what starts fresh. Raises ValueError for an object, KeyError for another thing that the run
+        does not have.
+        """
+        merging = fresh is not None
+        fresh = list(fresh or ())
+        of_places = saved.get('attributes', {})
+        for place, (kind, of_object) in of_places.items():
+            fits = place in self.objects and type(self.objects[place]).__qualname__ == kind
+            if not fits and not merging:
+                raise ValueError(f'{place} ({kind})')
+            of_other_form = fits and any(form(built) != form(self.as_built[place].get(name))
+                                         for name, (_, built, _) in of_object.items())
+            if merging and (not fits or of_other_form) and root(place) not in fresh:
+                fresh.append(root(place))
+        things = self.stored_tensors() | self.things()
+        values = [value for _, of_object in of_places.values() for value, _, _ in of_object.values()]
+        reader = Reader(things, values, self.device)
+        parts_fresh = {*fresh}
+        for place, (_, of_object) in of_places.items():
+            for name, (value, built, persistent) in of_object.items() if root(place) not in parts_fresh else ():
+                if merging and built != self.as_built[place].get(name):
+                    fresh.append(joined(place, name))
+                    continue
+                # new tensors of data stay on the CPU on every device
+                reader.device = torch.device('cpu') if root(place) in ('sampler', 'transform') else self.device
+                put(self.objects[place], name, reader.decode(value), persistent)
+                self.changed.add((place, name))
+        for place, (rows, have) in saved.get('gradients', {}).items():
+            if place in things and root(place) not in parts_fresh:
+                set_gradient(things[place], rows, have)
+        for place, required in saved.get('frozen', {}).items():
+            if place in things and root(place) not in parts_fresh:
+                things[place].requires_grad_(required)
+        for name, place in EARLIER.items():
+            if name in states and not merging:
+                take_over(things[place], states[name])
+        return fresh
+
+
+def limited(saved, names):
+    """The attributes of some parts in the result of State.save()."""
+    kept = {place: value for place, value in saved.get('attributes', {}).items() if root(place) in names}
+    return {'attributes': kept} if kept else {}
+
+
+def load_trained(name, module, states):
+    """
+    The part `name` (model, ema or criterion) in the `states` of a checkpoint, weights and attributes -> a module that
+    was built from the same flags. Raises RuntimeError, ValueError or KeyError where they do not fit.
+    """
+    built = types.SimpleNamespace(**{name: types.SimpleNamespace(average=module) if name == 'ema' else module})
+    device = next((tensor.device for tensor in module.state_dict().values()), torch.device('cpu'))
+    own = State(built, [module], device)
+    saved = limited(states.get('state', {}), [name])
+    module.load_state_dict(own.fitting(saved, module, states[name]))
+    own.restore(saved, {})
+
+
+def is_module(value):
+    return isinstance(value, torch.nn.Module)
+
+
+def reference(value):
+    """A function that returns the value. It does not keep tensors and arrays alive."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return weakref.ref(value)
+    return lambda: value
+
+
+def joined(place, name):
+    return f'{place}.{name}' if place else str(name)
+
+
+def root(place):
+    """The part that a place belongs to: criterion of criterion.queue[0]."""
+    return place.partition('.')[0].partition('[')[0]
+
+
+def form_of(value):
+    """The type and shape of a tensor or array, as text; '' for other values."""
+    return f'{value.dtype} {[*value.shape]} ' if isinstance(value, torch.Tensor | np.ndarray) else ''
+
+
+def form(told):
+    """form_of() the value that State.told() has told from others."""
+    return (told or '').rpartition(' ')[0]
+
+
+def attributes(thing, place=''):
+    """{name: value} of what may be state in an object; a module's parameters, buffers and modules are among them."""
+    if isinstance(thing, BY_STATE_DICT):
+        return thing.state_dict()
+    left_out = LEFT_OUT.union(getattr(type(thing), 'LEFT_OUT', ()))
+    names = {name for kind in type(thing).__mro__ for name in getattr(kind, '__slots__', ()) if name[:2] != '__'}
+    found = {name: getattr(thing, name) for name in names if hasattr(thing, name)} | getattr(thing, '__dict__', {})
+    if is_module(thing):
+        left_out |= OF_MODULES
+        if root(place) in NETWORKS:
+            left_out |= MODE
+        found = {} if type(thing).__module__.startswith('torch._') else found      # a compiled wrapper
+        found = found | thing._modules | thing._parameters | thing._buffers
+    return {name: value for name, value in found.items() if name not in left_out}
+
+
+def put(thing, name, value, persistent):
+    """Sets an attribute. persistent: whether it is a buffer that the state dict has; None: no buffer."""
+    if isinstance(thing, BY_STATE_DICT):
+        thing.load_state_dict(thing.state_dict() | {name: value})
+    elif persistent is not None and name not in thing._buffers:
+        vars(thing).pop(name, None)
+        thing.register_buffer(name, value, persistent)
+    elif getattr(thing, name, None) is not value:
+        setattr(thing, name, value)
+
+
+def set_gradient(leaf, rows, have):
+    """rows [n, ...]: of n processes. With another number of processes, process 0 gets their sum."""
+    rank = processes.rank()
+    if len(have) != processes.count():
+        rows = rows.sum(dim=0, keepdim=True)
+        have = [True] + [False] * rank
+    if have[rank]:
+        leaf.grad = rows[rank].view(leaf.shape).to(leaf).contiguous()
+
+
+def take_over(thing, state):
+    """The state of a part in a checkpoint of an earlier version, {name: value or nested states} -> its attributes."""
+    if hasattr(thing, 'load_state_dict'):
+        thing.load_state_dict(state)
+        return
+    for name, value in state.items():
+        part = thing[name] if isinstance(thing, list) else getattr(thing, name)
+        if isinstance(value, dict) and has_attributes(part):
+            take_over(part, value)
+        elif isinstance(value, torch.Tensor):
+            setattr(thing, name, value.to(getattr(thing, 'device', 'cpu')))
+        else:
+            setattr(thing, name, value)
