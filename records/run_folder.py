@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from flags.command_line import read_yaml
+from flags.command_line import UniqueKeys, read_yaml
 from utilities import machine
 from utilities.errors import UserError
 from utilities.files import file_hash, remove_stale, write_text
@@ -173,7 +173,7 @@ def read(folder):
     """The run folder's config.yaml. Raises UserError where it is no run folder, or where the file is cut off."""
     file = Path(folder) / 'config.yaml'
     try:
-        config = read_yaml(file.read_text(encoding='utf-8'))
+        config = read_yaml(file.read_text(encoding='utf-8'), UniqueKeys)
     except OSError as error:
         raise UserError(f'{folder}: not a run folder: {file}: {error.strerror}') from None
     except ValueError as error:

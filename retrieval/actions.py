@@ -106,7 +106,7 @@ def parse(arguments):
     del values['run']
     del values['action']
     without = {*parameters.modes() - {'config'}, *parameters.of_training(), *action.without}
-    without |= set() if name == 'pictures' else {'pictures'}
+    without |= set() if name in ('pictures', 'open_set') else {'pictures'}
     configuration.require_effect(command_line.flags_in(others), f'Evaluate_Network.py {run} {name}', without)
     opt = configuration.parse([*others, '--evaluate', run])
     return name, changed(opt, **values)

@@ -128,11 +128,13 @@ def save(opt, model, data, embedded, place):
                'test': {'gallery_size': n_images, 'n_known_queries': len(answers.known),
                         'n_unknown_queries': len(answers.unknown), **found, 'unknown_classes': sorted(unknown)}}
     file = thresholds_file(place)
-    if reason is None or not file.exists():                 # thresholds that were calibrated before stay
+    stays = reason is not None and file.exists()            # thresholds that were calibrated before
+    if not stays:
         write_text(file, json.dumps(plain(content), indent=1) + '\n')
     print(titles.table({Column('test', name).name: value for name, value in found.items()}))
-    print(table(rows, n_images, found) if rows else f'No threshold: {reason}')
-    print(f'  thresholds:       {file}')
+    print(f'{table(rows, n_images, found)}\n  thresholds:       {file}' if rows else f'No threshold: {reason}')
+    if stays:
+        print(f'  {file} stays as it was')
     if opt.pictures != ['none']:
         plot = containing_folder(place) / 'plots' / f'{file.stem}.png'
         draw(answers, rows, row_at(rows, n_images) if rows else None, [plot, plot.with_suffix('.svg')])
