@@ -1,13 +1,13 @@
 """Everything that comes after the training of a network: metrics, codes, pictures, export ... --help is the manual."""
 import sys
 
-from utilities import startup
+from utilities import stopping
 
 if __name__ == '__main__':
-    startup.begin('Evaluate_Network.py')                     # before the imports, which take seconds
+    stopping.begin('Evaluate_Network.py')                     # before the imports, which take seconds
 
 from retrieval import actions
-from utilities import errors, processes, stopping
+from utilities import errors, processes
 
 
 def main(arguments):

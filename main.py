@@ -4,10 +4,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from utilities import startup
+from utilities import stopping
 
 if __name__ == '__main__':
-    startup.begin('main.py')                                 # before the imports, which take seconds
+    stopping.begin('main.py')                                 # before the imports, which take seconds
 
 from tqdm import tqdm
 
@@ -23,7 +23,7 @@ from records.checkpoint import Checkpoint
 from records.columns import Column
 from records.trace import Trace
 from records.writing import Records
-from utilities import errors, processes, stopping
+from utilities import errors, processes
 from utilities.errors import RunFailed, UserError
 from utilities.loading import TrainingLoader
 from utilities.randomness import derive, seed_everything

@@ -126,6 +126,10 @@ class EmbeddingNetwork(torch.nn.Module):
             self.backbone.requires_grad_(False)
             low_rank.adapt(opt, self.backbone)
 
+    def block_numbers(self):
+        """{name of each parameter of the backbone: the number of its block}, as depth.depths gives them."""
+        return depth.depths(self.backbone)
+
     def has_fixed_features(self):
         """
         Whether the embeddings are a function of pooled features that never change: neither the backbone nor the pooling

@@ -91,8 +91,9 @@ def select(opt, images, criterion=None):
     Raises UserError if the flags and the images do not fit.
     """
     module = choose(SAMPLERS, opt.data_sampler, '--data_sampler')
+    has_own_storage = hasattr(module.Sampler, 'create_storage')          # as samplers of the public code
     required = []
-    if getattr(module, 'REQUIRES_STORAGE', False) and not public.has_storage(module):
+    if getattr(module, 'REQUIRES_STORAGE', False) and not has_own_storage:
         required.append(Storage(opt, len(images.image_list)))
     if getattr(module, 'REQUIRES_HIERARCHY', False):
         required.append(images.superclasses)
@@ -107,7 +108,7 @@ def select(opt, images, criterion=None):
             raise
         raise UserError(f'--views {opt.views}: of --bs {opt.bs}, the sampler chooses {of_images.bs} images, which '
                         f'are its --bs: {error}') from None
-    if public.has_storage(module) and getattr(sampler, 'requires_storage', True):
+    if has_own_storage and getattr(sampler, 'requires_storage', True):
         return public.PublicSampler(opt, sampler, images.image_list)
     return sampler
 

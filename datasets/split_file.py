@@ -5,9 +5,9 @@ NeurIPS 2021, https://arxiv.org/abs/2107.09562).
 import json
 from pathlib import Path
 
-from flags.command_line import UniqueKeys, read_yaml
 from utilities.errors import UserError
 from utilities.files import file_hash
+from utilities.yaml_text import UniqueKeys, read_yaml
 
 SPLITS = ('train', 'val', 'test')
 OTHER_KEYS = {'fid'}                                                # how far ooDML's test classes are shifted

@@ -4,12 +4,12 @@ import inspect
 
 import torch
 
-import criteria
 from optimization import restoring
 from optimization.groups import check_once, network_groups
 from optimization.schedule import Schedule
 from utilities import device
 from utilities.errors import UserError, nearest
+from utilities.parameter_groups import optimizers, parameter_groups
 
 # {optimizer of torch.optim that cannot train a run: why}
 UNFIT = {'lbfgs': 'it computes the loss several times in a step, by a closure, and a run computes it once',
@@ -39,8 +39,8 @@ def select(opt, model, criterion, n_steps=1):
     """
     network = [{'weight_decay': opt.decay} | group for group in network_groups(opt, model)]
     own = [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
-           for group in criteria.parameter_groups(criterion)]
-    by_criterion = criteria.optimizers(criterion)
+           for group in parameter_groups(criterion)]
+    by_criterion = optimizers(criterion)
     check_once(network + own, by_criterion)
     for optimizer in by_criterion:
         if type(optimizer) in OPTIMIZERS.values():           # the names of the state of others are not known

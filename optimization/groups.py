@@ -1,7 +1,6 @@
 """The parameter groups of a network, and the parameters of optimizers."""
 import torch
 
-from architectures import depth
 from utilities.errors import UserError
 
 
@@ -17,7 +16,7 @@ def network_groups(opt, model):
     if opt.layer_decay == 1:
         parts = [('backbone', backbone, opt.lr)]
     else:
-        places = depth.depths(model.backbone)
+        places = model.block_numbers()
         last = max(places.values())
         parts = []
         for place in range(last, -1, -1):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import yaml
 
-from flags.command_line import UniqueKeys, read_yaml
 from utilities import machine
 from utilities.errors import UserError
 from utilities.files import file_hash, remove_stale, write_text
+from utilities.yaml_text import UniqueKeys, read_yaml
 
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb', 'pytorch-metric-learning')

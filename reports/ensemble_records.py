@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pandas
 
-from flags.command_line import read_yaml
 from records import columns, run_folder
 from records.writing import as_text
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
+from utilities.yaml_text import read_yaml
 
 SETTINGS = 'ensemble.yaml'
 

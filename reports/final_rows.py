@@ -1,7 +1,8 @@
 """
-A CSV file with a line per run: the metrics of one epoch, the hash of the test split, the command, the commit and the
-versions of the packages; optionally also a line for each other epoch. Result_Evaluations.py --rows writes it, --runs
-reads it, and --compare compares two. Evaluate_Ensemble.py --rows writes such a file of ensembles.
+A CSV file with a line per run: the metrics of one epoch, the hash of the test split, the command, the commit, the
+versions of the packages, the device and the seconds of all epochs; optionally also a line for each other epoch.
+Result_Evaluations.py --rows writes it, --runs reads it, and --compare compares two. Evaluate_Ensemble.py --rows writes
+such a file of ensembles.
 """
 import json
 import math
@@ -21,7 +22,7 @@ from utilities.files import read_csv, write_csv
 KEYS = ('dataset', 'group', 'seed', 'epoch')
 TEST = 'test_hash'
 IMAGES = 'test_images_hash'
-ORIGIN = ('command', 'git_commit', 'versions')
+ORIGIN = ('command', 'git_commit', 'versions', 'device', 'seconds')
 
 
 def write(file, groups, rule, names=()):
@@ -65,18 +66,22 @@ def is_metric(name):
 
 
 def origin(run):
-    """The command, the commit and the versions of a run; empty for a run that has no records of them."""
+    """The command, commit, versions and device of a run, and the seconds of its epochs; empty where not recorded."""
     if not reading.is_run_folder(Path(run.where)):
         return {name: run.flags.get(name, '') for name in ORIGIN}
     config = run_folder.read(run.where)
+    versions = config.get('versions', {})
+    is_on_gpu = 'cuda' in versions and config['flags'].get('device') != 'cpu'
+    seconds = [row['seconds'] for row in reading.read_rows(Path(run.where) / 'log.csv') if 'seconds' in row]
     return {'command': config.get('command', ''), 'git_commit': config.get('git_commit') or '',
-            'versions': json.dumps(config.get('versions', {}))}
+            'versions': json.dumps(versions), 'device': 'CUDA' if is_on_gpu else versions.get('processor', ''),
+            'seconds': f'{sum(seconds):.0f}'}
 
 
 def read(file):
     """
-    The Runs in a file that write() wrote. The lines of a run are its rows, by epoch; command, commit and versions are
-    among its flags. A group may have runs of one seed on several test sets; a line without a hash belongs to the run
+    The Runs in a file that write() wrote. The lines of a run are its rows, by epoch; what ORIGIN names is among its
+    flags. A group may have runs of one seed on several test sets; a line without a hash belongs to the run
     before it. Raises UserError for another file, and for two lines of one epoch.
     """
     found = {}

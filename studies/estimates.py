@@ -1,127 +1,145 @@
 """
-Estimates in points, with their intervals, and the answers that follow from the intervals.
+Effects in points with their intervals, and the one rule for answers.
 
-A unit is one seed on one half of the classes, (half, seed). The halves differ by about ten points and are not a random
-sample: means are taken over the halves, and errors come from the seeds within a half.
+Points of a setting differ from seed to seed, partly as those of all settings do, since a seed fixes initial weights and
+batches. So points[setting][seed] are the setting's mean, plus a part of the seed, plus a rest. Both variances are taken
+to be the same in all settings of a table and are estimated from all of them. Settings without randomness, named as
+`fixed`, have neither part.
 """
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 LEVEL = 0.95
-ASKS = ('greater', 'at most', 'equal')
 
 
-@dataclass
-class Estimate:
-    """
-    An estimated value or difference, in points.
-
-    mean: the estimate. n: number of units, or of methods. error, freedom: its standard error and the degrees of freedom
-    of Student's t. draws: None, or [DRAWS], a bootstrap of the estimate, in place of the error. over_classes: None, or
-    [N], a bootstrap of the estimate over the test classes.
-    """
+class Estimate(NamedTuple):
+    """An estimate and the ends of its interval; these are nan where no setting has two seeds."""
     mean: float
-    n: int
-    error: float = np.nan
-    freedom: float = np.nan
-    draws: np.ndarray | None = None
-    over_classes: np.ndarray | None = None
+    low: float
+    high: float
 
     @property
     def half(self):
         """Half the width of the interval."""
-        return float(stats.t.ppf((1 + LEVEL) / 2, self.freedom) * self.error)
-
-    def interval(self):
-        """Returns (low, high) of the interval; nan if no half has two seeds."""
-        if self.draws is not None:
-            return percentiles(self.draws)
-        return self.mean - self.half, self.mean + self.half
-
-    def interval_over_classes(self):
-        """Returns (low, high) over resampled test classes; None if the values of classes are not known."""
-        return None if self.over_classes is None else percentiles(self.over_classes)
-
-    def p(self, bound=0.0):
-        """Returns the two-sided p of the hypothesis that the true value is `bound`."""
-        if self.draws is not None:
-            sides = np.count_nonzero(self.draws <= bound), np.count_nonzero(self.draws >= bound)
-            return min(1.0, 2 * (min(sides) + 1) / (len(self.draws) + 1))
-        if not self.error:
-            return float(self.mean == bound)
-        return float(2 * stats.t.sf(abs(self.mean - bound) / self.error, self.freedom))
+        return (self.high - self.low) / 2
 
 
-def percentiles(draws):
-    """Returns (low, high), between which the fraction LEVEL of the draws lies."""
-    return tuple(np.percentile(draws, [50 * (1 - LEVEL), 50 * (1 + LEVEL)]).tolist())
+def answer(estimate, bound):
+    """What the interval says of an effect: 'within', of ± bound; else 'more' or 'less' than 0; else 'open'."""
+    if -bound <= estimate.low and estimate.high <= bound:
+        return 'within'
+    if estimate.low > 0:
+        return 'more'
+    return 'less' if estimate.high < 0 else 'open'
 
 
-def average(points, is_fixed=False):
+def simultaneous(n):
+    """The level of each of n intervals that hold all at once with probability LEVEL (Bonferroni)."""
+    return 1 - (1 - LEVEL) / n
+
+
+class Variances(NamedTuple):
+    """The variances of the seeds' part and of the rest, each with its degrees of freedom; nan where none is known."""
+    seeds: float
+    rest: float
+    freedom_of_seeds: int
+    freedom: int
+
+
+def residuals(points, fixed=()):
+    """({setting: rests [n] that a fit of settings and seeds leaves}, degrees of freedom); of settings not `fixed`."""
+    cells = [(setting, seed) for setting in points if setting not in fixed for seed in points[setting]]
+    columns = [[cell[place] for cell in cells] for place in (0, 1)]
+    design = np.hstack([np.array([[name == one for one in dict.fromkeys(column)] for name in column], float)
+                        for column in columns])
+    values = np.array([points[setting][seed] for setting, seed in cells])
+    rests = values - design @ np.linalg.lstsq(design, values)[0]
+    found = {}
+    for (setting, _), rest in zip(cells, rests, strict=True):
+        found.setdefault(setting, []).append(rest)
+    return found, len(cells) - np.linalg.matrix_rank(design)
+
+
+def variances(points, fixed=()):
+    """The Variances of {setting: {seed: points}}. In a single setting, all is called rest."""
+    random = [np.array([*of_seeds.values()]) for setting, of_seeds in points.items() if setting not in fixed]
+    freedom_within = sum(len(values) - 1 for values in random)
+    if not freedom_within:
+        return Variances(np.nan, np.nan, 0, 0)
+    within = sum(((values - values.mean()) ** 2).sum() for values in random) / freedom_within
+    rests, freedom = residuals(points, fixed)
+    if not freedom:
+        return Variances(0.0, within, 0, freedom_within)
+    rest = sum(np.square(of_setting).sum() for of_setting in rests.values()) / freedom
+    n_seeds = len({seed for setting, of_seeds in points.items() if setting not in fixed for seed in of_seeds})
+    return Variances(max(0.0, within - rest), rest, n_seeds - 1, freedom)
+
+
+def equal_variances(points, fixed=()):
+    """p of Bartlett's test of equal variances of the rests in the settings; nan for fewer than two with two seeds."""
+    found = [rests for rests in residuals(points, fixed)[0].values() if len(rests) > 1 and np.ptp(rests) > 0]
+    return float(stats.bartlett(*found).pvalue) if len(found) > 1 else np.nan
+
+
+def mean(of_seeds):
+    return float(np.mean([*of_seeds.values()]))
+
+
+def difference(points, one, other, level=LEVEL, fixed=()):
     """
-    Returns the Estimate of the mean over halves of the mean over seeds. The variances of the halves may differ, as in
-    Welch's test.
-
-    points:   {(half, seed): array of the value, and of its values on resampled test classes, if they are known}.
-    is_fixed: the method has no randomness, and so no error.
+    The Estimate of the mean over the settings `one` minus the mean over the settings `other` ([]: none). The degrees of
+    freedom of the sum of both variances are those of Welch and Satterthwaite.
     """
-    names = sorted({half for half, _ in points})
-    halves = [[points[unit] for unit in sorted(points) if unit[0] == name] for name in names]
-    length = min(map(len, points.values()))                             # some units may have no resampled classes
-    means = np.array([np.mean([one[:length] for one in half], axis=0) for half in halves])
-    mean, sizes = means.mean(axis=0), np.array([len(half) for half in halves])
-    error, freedom = 0.0, np.inf
-    if not is_fixed:
-        squares = [np.var([one[0] for one in half], ddof=1) / len(half) if len(half) > 1 else np.nan for half in halves]
-        error, freedom = np.sqrt(sum(squares)) / len(halves), combined_freedom(squares, sizes - 1)
-    return Estimate(float(mean[0]), len(points), float(error), freedom, over_classes=mean[1:] if length > 1 else None)
+    weights = dict.fromkeys(one, 1 / len(one))
+    for name in other:
+        weights[name] = weights.get(name, 0) - 1 / len(other)
+    found = variances(points, fixed)
+    shares = {}                                              # {seed: its weight in the difference}
+    squares = 0
+    for name, weight in weights.items():
+        if name not in fixed:
+            squares += weight ** 2 / len(points[name])
+            for seed in points[name]:
+                shares[seed] = shares.get(seed, 0) + weight / len(points[name])
+    parts = [(found.rest * squares, found.freedom)]
+    of_seeds = found.seeds * sum(share ** 2 for share in shares.values())
+    if of_seeds > 1e-12 * found.rest:
+        parts.append((of_seeds, found.freedom_of_seeds))
+    error = np.sqrt(sum(part for part, _ in parts))
+    half = np.nan
+    if found.freedom:
+        freedom = error ** 4 / max(sum(part ** 2 / own for part, own in parts), 1e-300)
+        half = stats.t.ppf((1 + level) / 2, max(freedom, 1)) * error
+    value = sum(weight * mean(points[name]) for name, weight in weights.items())
+    return Estimate(value, float(value - half), float(value + half))
 
 
-def combined_freedom(squares, freedoms):
-    """Returns the degrees of freedom of a sum of values with these squared errors, as Welch and Satterthwaite."""
-    squares = np.array(squares)
-    return float(squares.sum() ** 2 / (squares ** 2 / freedoms).sum()) if squares.any() else np.inf
-
-
-def difference(one, other):
-    """Returns the Estimate of one minus another, of units that are not paired: Welch's degrees of freedom."""
-    squares, classes = np.array([one.error, other.error]) ** 2, None
-    if one.over_classes is not None and other.over_classes is not None:
-        classes = one.over_classes - other.over_classes
-    return Estimate(one.mean - other.mean, min(one.n, other.n), float(np.sqrt(squares.sum())),
-                    combined_freedom(squares, [one.freedom, other.freedom]), over_classes=classes)
-
-
-def mean_difference(pairs):
-    """Returns the Estimate of {unit: array} minus {unit: array} in the same units, averaged over several such pairs."""
-    units = sorted(set.intersection(*({*one} & {*other} for one, other in pairs)))
-    length = min(len(side[unit]) for pair in pairs for side in pair for unit in units)
-    return average({unit: np.mean([one[unit][:length] - other[unit][:length] for one, other in pairs], axis=0)
-                    for unit in units})
-
-
-def answer(estimate, asks, margin):
+def spread(points, settings, level=LEVEL, fixed=()):
     """
-    Returns what the interval says of the question whether the effect is as asked: 'yes', 'no', or 'open' if the
-    interval contains the margin. asks: 'greater' than the margin, 'at most' the margin, or 'equal' to 0 up to it.
+    The Estimate of the standard deviation over settings of what their means would be with infinitely many seeds: the
+    observed variance less that of the rests. For the interval, the latter is taken as known, so that the sum of squares
+    between the settings has a noncentral chi-squared distribution.
     """
-    low, high = estimate.interval()
-    if asks == 'equal':
-        is_so = -margin < low and high < margin
-        is_not = low > margin or high < -margin
-    elif asks == 'greater':
-        is_so = low > margin
-        is_not = high < margin
-    else:
-        is_so = high < margin
-        is_not = low > margin
-    if is_so:
-        return 'yes'
-    return 'no' if is_not else 'open'
+    found = variances(points, fixed)
+    observed = np.var([mean(points[setting]) for setting in settings], ddof=1)
+    if not found.freedom:
+        return Estimate(float(np.sqrt(observed)), np.nan, np.nan)
+    noise = found.rest * np.mean([1 / len(points[setting]) for setting in settings])
+    between = len(settings) - 1
+
+    def end(probability):
+        """The spread, in units of the noise, with which a variance as high as the observed one has this probability."""
+        def excess(root):
+            return stats.ncx2.sf(between * observed / noise, between, root ** 2 * between) - probability
+        return 0.0 if excess(0) > 0 else optimize.brentq(excess, 0, 10 + 2 * np.sqrt(observed / noise))
+
+    low, high = (float(end(probability) * np.sqrt(noise)) for probability in ((1 - level) / 2, (1 + level) / 2))
+    return Estimate(float(np.sqrt(max(0, observed - noise))), low, high)
 
 
-def p_against(estimate, asks, margin):
-    """Returns the two-sided p of the test against the margin, or for 'equal' against the nearer one of ± margin."""
-    return max(estimate.p(margin), estimate.p(-margin)) if asks == 'equal' else estimate.p(margin)
+def correlation(one, other, level=LEVEL):
+    """The Estimate of Pearson's correlation of two arrays [n] over settings, by Fisher's transformation."""
+    found = stats.pearsonr(one, other)
+    return Estimate(float(found.statistic), *map(float, found.confidence_interval(level)))

@@ -14,7 +14,7 @@ from flags import command_line
 from records import columns
 from records.columns import Column
 from reports import final_rows, groups, selection
-from studies.estimates import average
+from studies import estimates
 from studies.pages import plus_minus
 from utilities.text_tables import markdown
 
@@ -48,13 +48,13 @@ class Method:
         return columns.ema_column(name) if self.name in AVERAGED else name
 
     def values(self, metric=RECALL):
-        """Returns {unit: array of points} of average(): a metric on the test classes at the last epoch."""
-        return {('', seed): 100 * np.array([selection.value_in(run, run.rows[-1], self.column(metric))])
-                for seed, run in self.runs.items()}
+        """Returns an array of points over seeds: a metric on the test classes at the last epoch."""
+        column = self.column(metric)
+        return 100 * np.array([selection.value_in(run, run.rows[-1], column) for run in self.runs.values()])
 
     def estimate(self, metric=RECALL):
         """Returns the Estimate of the mean over seeds."""
-        return average(self.values(metric))
+        return mean(self.values(metric))
 
     @functools.cached_property
     def command(self):
@@ -72,6 +72,11 @@ class Method:
         """The flags of the command, each with its values as one text, but for group and seed."""
         return [flag for flag in map(str.strip, self.command.replace(' --', '\n--').splitlines())
                 if flag.startswith('--') and not flag.startswith(('--seed ', '--group '))]
+
+
+def mean(values):
+    """The Estimate of the mean of an array of points, by their variance alone."""
+    return estimates.difference({'': dict(enumerate(values))}, [''], [])
 
 
 def read(file=ROWS / 'study.csv'):
@@ -118,12 +123,10 @@ def tuned_table(methods, file=ROWS / 'folds.csv'):
     """Returns the table of losses tuned on folds: the mean over their networks, and one of all of them."""
     rows = []
     for group, lines in pd.read_csv(file).groupby('group', sort=False):
-        estimates = [methods[group].estimate(), *(
-            average({('', seed): 100 * np.array([value])
-                     for seed, value in zip(lines.seed, lines[f'{form}_test_{metric}'], strict=True)})
-            for metric in SHOWN[:2] for form in FORMS)]
+        found = [methods[group].estimate(), *(mean(100 * lines[f'{form}_test_{metric}'].to_numpy())
+                                              for metric in SHOWN[:2] for form in FORMS)]
         loss, = (flag.removeprefix('--loss ') for flag in methods[group].flags if flag.startswith('--loss '))
-        rows.append([loss, *(plus_minus(estimate, tight=True) for estimate in estimates)])
+        rows.append([loss, *(plus_minus(estimate, tight=True) for estimate in found)])
     heads = [f'{form}, {metric_title(metric)}' for metric in SHOWN[:2] for form in FORMS]
     return markdown(['loss', 'not tuned, R@1', *heads], rows)
 

@@ -2,7 +2,6 @@
 import math
 import re
 
-from reports import significance
 from utilities.errors import UserError
 
 PLACE = re.compile(r'<!-- table (?P<name>[^\n]+?) -->\n.*?<!-- end -->', re.DOTALL)
@@ -30,7 +29,7 @@ def plus_minus(estimate, sign='', digits=1, tight=False):
 
 def with_interval(estimate, digits=1):
     """Returns '+1.2 (0.4 to 2.0)'; '' for None."""
-    return f'{rounded(estimate.mean, "+", digits)} ({span(estimate.interval(), digits)})' if estimate else ''
+    return f'{rounded(estimate.mean, "+", digits)} ({span(estimate[1:], digits)})' if estimate else ''
 
 
 def span(interval, digits=1):
@@ -40,7 +39,3 @@ def span(interval, digits=1):
     if math.isnan(interval[0]):
         return 'no interval'
     return ' to '.join(rounded(end, '', digits) for end in interval)
-
-
-def p_text(p):
-    return '' if math.isnan(p) else significance.p_text(p).removeprefix('= ')

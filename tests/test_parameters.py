@@ -20,7 +20,7 @@ from architectures import embedding_layer, pooling
 from datasets import splits
 from flags import command_line, help_texts
 from tests.conftest import BUILD
-from utilities import errors
+from utilities import errors, yaml_text
 from utilities.errors import UserError
 
 # Name, type and default as users of the public code of Roth et al. know them.
@@ -299,12 +299,12 @@ def test_settings_survive_the_way_through_a_file(tmp_path):
 
 
 def test_a_yaml_text_may_have_many_values_and_aliases_but_not_any_length(monkeypatch):
-    assert len(command_line.read_yaml('many: [' + 20_000 * '1, ' + ']')['many']) == 20_000
-    assert command_line.read_yaml('a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}\n') == {
+    assert len(yaml_text.read_yaml('many: [' + 20_000 * '1, ' + ']')['many']) == 20_000
+    assert yaml_text.read_yaml('a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}\n') == {
         'a': [1, 2], 'b': [1, 2], 'c': {'d': [1, 2]}}
-    monkeypatch.setattr(command_line, 'LONGEST', 3)
+    monkeypatch.setattr(yaml_text, 'LONGEST', 3)
     with pytest.raises(ValueError, match='longer than 3 characters'):
-        command_line.read_yaml('a: 1')
+        yaml_text.read_yaml('a: 1')
 
 
 def test_what_yaml_makes_of_values_that_are_texts_or_begin_with_a_dash(tmp_path):

@@ -107,7 +107,7 @@ def test_a_signal_while_packages_are_imported_ends_the_program_with_a_line(numbe
 
 @pytest.mark.parametrize('made, way', [(False, 'make .venv/installed makes'), (True, 'source .venv/bin/activate')])
 def test_outside_the_environment_a_line_says_which_command_makes_it(made, way, tmp_path):
-    for name in ('main.py', 'utilities/__init__.py', 'utilities/startup.py', 'utilities/stopping.py'):
+    for name in ('main.py', 'utilities/__init__.py', 'utilities/stopping.py'):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     if made:

@@ -3,6 +3,7 @@ import re
 
 from flags import command_line
 from utilities.errors import UserError
+from utilities.yaml_text import read_yaml
 
 RESUMED = 'resume_training_config_diffs_'
 BESIDE = ('config_factories.yaml', 'config_foldernames.yaml')         # they say nothing about the experiment
@@ -185,7 +186,7 @@ def options_in(folder):
     options = {}
     for file in files:
         try:
-            content = command_line.read_yaml(file.read_text(encoding='utf-8'))
+            content = read_yaml(file.read_text(encoding='utf-8'))
         except (OSError, ValueError) as error:
             raise UserError(f'{file}: not a YAML file of options: {error}') from None
         if not isinstance(content, dict | None):

@@ -16,6 +16,7 @@ import parameters
 from flags import command_line, hints
 from flags.help_texts import facts
 from utilities.errors import UserError
+from utilities.yaml_text import read_yaml
 
 TUNABLE = ('network', 'training', 'batch creation', 'batch mining', 'losses')         # groups of flags
 
@@ -65,7 +66,7 @@ def tuned_settings(params):
         name, _, argument = flag.partition('.')
         if argument:
             mapping, = settings.setdefault(name, [{}])
-            mapping[argument] = command_line.read_yaml(value) if isinstance(value, str) else value
+            mapping[argument] = read_yaml(value) if isinstance(value, str) else value
         else:
             settings[name] = value
     return settings

@@ -47,11 +47,6 @@ def lists_from_masks(positives, negatives, name):
     return anchors, row_indices(positives), row_indices(negatives)
 
 
-def has_storage(module):
-    """Whether the Sampler of a file fills a memory bank of its own."""
-    return hasattr(module.Sampler, 'create_storage')
-
-
 class AsNetwork(torch.nn.Module):
     """Stands for the network in the methods of a sampler. Its input are embeddings, which it returns."""
 

@@ -1,14 +1,20 @@
 """
-Ctrl-C and SIGTERM. The handler only notes the request; loops call check() where they can stop, which then raises
-KeyboardInterrupt. An exception raised by the handler itself could vanish in a callback whose exceptions Python ignores.
+The start of a script, and its end by Ctrl-C or SIGTERM. The handler of signals only notes the request; loops call
+check() where they can stop, which then raises KeyboardInterrupt. An exception raised by the handler itself could vanish
+in a callback whose exceptions Python ignores.
 """
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+from pathlib import Path
 
+NEEDED = ('torch', 'torchvision', 'numpy', 'PIL', 'yaml', 'tqdm')             # packages that every run imports
+ENVIRONMENT = Path(__file__).resolve().parents[1] / '.venv'
 POLL = 0.2                                           # seconds between two checks while waiting
 GRACE = 10                                           # seconds that a process has to end by itself after a request
 COMPILING = 5                                        # seconds that a step which may compile goes on after a request
@@ -16,6 +22,21 @@ requested = False                              # whether to stop; other code may
 immediate = False                              # whether a signal ends the process at once
 owner = None                                   # the process that is to stop; data workers inherit the handler
 parent = None                                  # the process that had started it, at the first install()
+
+
+def begin(script):
+    """
+    To be called before a script imports packages for seconds: until install() is called again, signals end this
+    process at once. Ends it with a line if a package is not installed.
+    """
+    install(at_once=True)
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        way = ('Use the environment: source .venv/bin/activate' if (ENVIRONMENT / 'installed').exists() else
+               'make .venv/installed makes an environment that has it; then: source .venv/bin/activate')
+        print(f'{script}: error: {missing[0]} is not installed for {sys.executable or "this Python"}. {way} '
+              '(docs/start.md)', file=sys.stderr)
+        sys.exit(2)
 
 
 def install(at_once=False):

@@ -28,7 +28,7 @@ def test_main_takes_every_line_of_the_run_scripts(name, capsys, monkeypatch):
         return [*lines.values()]
 
     monkeypatch.setattr(script, 'commands', commands)
-    monkeypatch.setenv('ROWS', 'none')                         # the runs of the claims, with those that have their rows
+    monkeypatch.setenv('ROWS', 'none')                         # also the runs of the studies that have their rows
     assert Launch_Runs.main([str(ROOT / name), '--dry_run']) == 0
     assert 'all command lines are valid' in capsys.readouterr().out
 

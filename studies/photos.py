@@ -1,0 +1,259 @@
+"""
+The answers of the study on photos: the questions of photos.yaml, asked of the rows of Photos_Runs.sh and of
+Frozen_Runs.sh, as tables of docs/results.md and README.md, and the picture of density against R@1.
+"""
+import functools
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from records.columns import Column
+from reports import final_rows
+from studies import class_values, estimates
+from studies.pages import rounded, with_interval
+from utilities import plotting
+from utilities.text_tables import markdown
+
+FOLDER = Path(__file__).parent
+TIERS = {'finetuned': 'Photos', 'frozen': 'Frozen'}           # {part of photos.yaml: prefix of groups}
+FIXED = ('Untrained', 'Untrained_512')                        # settings without randomness
+MAP, RECALL = 'map_at_r', 'e_recall@1'
+DENSITY = Column('train', 'rho_spectrum@2').name
+DRAWS = 2000                                                  # of a bootstrap
+
+
+@functools.cache
+def registered():
+    return yaml.safe_load((FOLDER / 'photos.yaml').read_text(encoding='utf-8'))
+
+
+def read(tier, rows=FOLDER / 'rows'):
+    """
+    The runs of a tier so far: {set: ({setting: {seed: Run}}, {setting: {seed: (MAP@R per class [C], n queries [C])}})}.
+    """
+    file = rows / f'{TIERS[tier].lower()}.csv'
+    found = {name: ({}, {}) for name in registered()['sets']}
+    for run in final_rows.read(file):
+        _, name, setting = run.group.split('_', 2)
+        found[name][0].setdefault(setting, {})[run.seed] = run
+    for (group, seed), values in class_values.read(file.with_name(f'{file.stem}_classes.csv')).items():
+        _, name, setting = group.split('_', 2)
+        found[name][1].setdefault(setting, {})[seed] = values
+    return found
+
+
+def points(runs, metric, split='test'):
+    """{setting: {seed: points}} of a metric at the last epoch."""
+    column = Column(split, metric).name
+    return {setting: {seed: 100 * run.rows[-1][column] for seed, run in of_seeds.items()}
+            for setting, of_seeds in runs.items()}
+
+
+def lost_by_selection(runs, settings, metric):
+    """
+    {setting: {seed: points}}: the best value of a metric on the test classes over the epochs, minus the value at the
+    epoch that is best on the validation classes.
+    """
+    test, val = Column('test', metric).name, Column('val', metric).name
+    found = {}
+    for setting in settings:
+        for seed, run in runs[setting].items():
+            rows = [row for row in run.rows if test in row and val in row]
+            lost = max(row[test] for row in rows) - max(rows, key=lambda row: row[val])[test]
+            found.setdefault(setting, {})[seed] = 100 * lost
+    return found
+
+
+def lost_by_choice(tested, validated, settings, level):
+    """
+    The Estimate of the setting that is best on the test classes minus the one that is best on the validation classes.
+    Where these are one, the interval around 0 is that of the difference from another setting.
+    """
+    best, chosen = (max(settings, key=lambda setting: estimates.mean(of[setting])) for of in (tested, validated))
+    rival = best if best != chosen else next(setting for setting in settings if setting != chosen)
+    half = estimates.difference(tested, [rival], [chosen], level).half
+    lost = estimates.mean(tested[best]) - estimates.mean(tested[chosen])
+    return estimates.Estimate(lost, lost - half, lost + half)
+
+
+def effect(question, runs, metric, level):
+    """The Estimate of a question's effect in a metric; None if one of its settings has no run yet."""
+    names = settings_of(question)
+    if not names <= runs.keys():
+        return None
+    tested = points(runs, metric)
+    if 'spread' in question:
+        return estimates.spread(tested, question['spread'], level, FIXED)
+    if 'selection' in question:
+        lost = lost_by_selection(runs, question['selection'], metric)
+        return estimates.difference(lost, question['selection'], [], level)
+    if 'setting' in question:
+        return lost_by_choice(tested, points(runs, metric, 'val'), question['setting'], level)
+    if 'correlation' in question:
+        density = [np.mean([run.rows[-1][DENSITY] for run in runs[setting].values()]) for setting in names]
+        recalls = points(runs, RECALL)
+        return estimates.correlation(density, [estimates.mean(recalls[setting]) for setting in names], level)
+    return estimates.difference(tested, question['one'], question['other'], level, FIXED)
+
+
+def settings_of(question):
+    """The settings that a question is about."""
+    return {setting for kind in ('one', 'other', 'spread', 'selection', 'setting', 'correlation')
+            for setting in question.get(kind, ())}
+
+
+def over_classes(question, classes):
+    """
+    (low, high) of an effect in MAP@R over resampled test classes, with networks and gallery as they are: the middle
+    LEVEL of a bootstrap. None where values of classes say nothing of the effect, or are not there yet.
+    """
+    names = settings_of(question)
+    if not {'one', 'spread'} & question.keys() or not names <= classes.keys():
+        return None
+    sizes = next(iter(classes[min(names)].values()))[1]
+    drawn = np.random.default_rng(0).multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), DRAWS) * sizes
+    shares = drawn / drawn.sum(axis=1, keepdims=True)                                               # [DRAWS, C]
+    means = {setting: 100 * shares @ np.mean([values for values, _ in classes[setting].values()], axis=0)
+             for setting in names}
+    if 'spread' in question:
+        found = np.std([means[setting] for setting in names], axis=0, ddof=1)
+    else:
+        found = np.mean([means[setting] for setting in question['one']], axis=0)
+        found = found - np.mean([means[setting] for setting in question['other']], axis=0)
+    return tuple(np.percentile(found, [50 * (1 - estimates.LEVEL), 50 * (1 + estimates.LEVEL)]))
+
+
+def n_seeds(runs, names):
+    """'3', or '2 to 3': the numbers of seeds of settings, but for those without randomness."""
+    counts = {len(runs[name]) for name in names if name not in FIXED}
+    return f'{min(counts)}' if len(counts) == 1 else f'{min(counts)} to {max(counts)}'
+
+
+def asked(tier):
+    """[(question, set)] of a tier."""
+    return [(question, name) for question in registered()[tier] for name in question.get('sets', registered()['sets'])]
+
+
+def findings(tier, found):
+    """[(question, set, Estimate in MAP@R or None, answer)]. All intervals of a tier hold at once, to LEVEL."""
+    pairs = asked(tier)
+    level = estimates.simultaneous(len(pairs))
+    lines = []
+    for question, name in pairs:
+        estimate = effect(question, found[name][0], MAP, level)
+        word = 'not run yet'
+        if estimate is not None:
+            bound = question.get('bound', registered()['bound'])
+            words = {'within': f'no more than {bound:g} point apart'}
+            if 'correlation' in question:
+                words = {'within': f'within ± {bound:g}', 'more': 'positive', 'less': 'negative'}
+            word = estimates.answer(estimate, bound)
+            word = words.get(word, word)
+        lines.append((question, name, estimate, word))
+    return lines
+
+
+def answer_table(tier, found):
+    """The table of a tier's questions: effect, interval over test classes, R@1, seeds so far, prediction and answer."""
+    level = estimates.simultaneous(len(asked(tier)))
+    rows = []
+    for question, name, estimate, word in findings(tier, found):
+        runs, classes = found[name]
+        cells = ['', '', '', '']
+        if estimate is not None:
+            beside = None if 'correlation' in question else effect(question, runs, RECALL, level)
+            of_classes = over_classes(question, classes)
+            cells = [with_interval(estimate, 2 if 'correlation' in question else 1),
+                     ' to '.join(map(rounded, of_classes)) if of_classes else '', with_interval(beside),
+                     n_seeds(runs, settings_of(question))]
+        is_first = name == question.get('sets', [*found])[0]
+        title, predicted = (question[key] if is_first else '' for key in ('title', 'predicted'))
+        rows.append([title, name, *cells, predicted, word])
+    return markdown(['question', 'photos', 'MAP@R', 'over test classes', 'R@1', 'seeds', 'predicted', 'answer'], rows)
+
+
+def short_table(found):
+    """The questions of all tiers with an answer for each set; for the README."""
+    rows = []
+    for tier in TIERS:
+        lines = findings(tier, found[tier])
+        for question in registered()[tier]:
+            cells = [f'{with_interval(estimate, 2 if "correlation" in question else 1)} {word}'.strip()
+                     for one, _, estimate, word in lines if one is question]
+            rows.append([question['title'], *cells, *[''] * (len(registered()['sets']) - len(cells))])
+    return markdown(['question', *registered()['sets'].values()], rows)
+
+
+def mean_text(tested, setting):
+    """'16.4 ± 0.3 (3)': mean, half of the interval by the pooled variances, and number of seeds; '' without a run."""
+    if setting not in tested:
+        return ''
+    estimate = estimates.difference(tested, [setting], [], fixed=FIXED)
+    half = '' if setting in FIXED or np.isnan(estimate.half) else f' ± {rounded(estimate.half)}'
+    return f'{rounded(estimate.mean)}{half} ({len(tested[setting])})'
+
+
+def settings_table(found):
+    """The table of the fine-tuned settings on each set, the highest MAP@R on the first set first."""
+    tested = [[points(found[name][0], metric) for metric in (MAP, RECALL)] for name in found]
+    names = dict.fromkeys(setting for runs, _ in found.values() for setting in runs)
+    first = tested[0][0]
+    order = sorted(names, key=lambda setting: -estimates.mean(first[setting]) if setting in first else 0)
+    heads = [f'{name}, {title}' for name in found for title in ('MAP@R', 'R@1')]
+    return markdown(['setting', *heads], [[setting, *(mean_text(one, setting) for pair in tested for one in pair)]
+                                          for setting in order])
+
+
+def losses_table(found):
+    """The table of the losses on frozen features: MAP@R with default settings and after the search."""
+    tested = [points(found[name][0], MAP) for name in found]
+    heads = [f'{name}, {kind}' for name in found for kind in ('default', 'tuned')]
+    rows = [[loss, *(mean_text(one, loss + end) for one in tested for end in ('', '_Tuned'))]
+            for loss in [*FIXED, *registered()['losses']]]
+    return markdown(['MAP@R', *heads], [row for row in rows if any(row[1:])])
+
+
+def origin(tier, found):
+    """The sentences on the runs of a tier: devices, hours, commits, and the variance of its seeds."""
+    runs = [run for of_set, _ in found.values() for seeds in of_set.values() for run in seeds.values()]
+    devices = sorted({run.flags.get('device', '') for run in runs} - {''})
+    hours = sum(float(run.flags.get('seconds') or 0) for run in runs) / 3600
+    commits = sorted({run.flags.get('git_commit', '')[:8] for run in runs} - {''})
+    texts = [f'{len(runs)} runs so far, {rounded(hours)} hours of epochs, on {", ".join(devices) or "no device"}; '
+             f'commits {", ".join(commits) or "none"}.']
+    for name, (of_set, _) in found.items():
+        tested = points(of_set, MAP)
+        variances = estimates.variances(tested, FIXED)
+        if variances.freedom:
+            p = estimates.equal_variances(tested, FIXED)
+            common, rest = (rounded(np.sqrt(variance), '', 2) for variance in variances[:2])
+            texts.append(f'Standard deviation of the seeds on {name}: {common} points in common to all settings, '
+                         f'{rest} beside ({variances.freedom} degrees of freedom; equal in all settings: p = '
+                         f'{rounded(p, "", 2)}).')
+    return ' '.join(texts)
+
+
+@plotting.styled
+def draw_density(found, file):
+    """Writes the scatter of spectral decay against R@1: a panel per set, a point per setting (means over seeds)."""
+    figure = plotting.new_figure(2 * plotting.COLUMN)
+    for axes, (name, (runs, _)) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+        recalls = points(runs, RECALL)
+        for setting in sorted({*runs} - {*FIXED}):
+            decay = np.mean([run.rows[-1][DENSITY] for run in runs[setting].values()])
+            recall = estimates.mean(recalls[setting])
+            axes.plot(decay, recall, 'o', color=plotting.COLOURS[0])
+            axes.annotate(setting, (decay, recall), xytext=(2, 2), textcoords='offset points', fontsize=5)
+        axes.set(title=registered()['sets'][name], xlabel='spectral decay of the training embeddings', ylabel='R@1')
+        axes.locator_params(nbins=5)
+    plotting.save(figure, file)
+
+
+def tables(found):
+    """{name: text} of the tables and sentences. found: {tier: read()}."""
+    texts = {'photos in short': short_table(found), 'settings': settings_table(found['finetuned']),
+             'losses': losses_table(found['frozen'])}
+    for tier in TIERS:
+        texts |= {f'{tier} answers': answer_table(tier, found[tier]), f'{tier} origin': origin(tier, found[tier])}
+    return texts

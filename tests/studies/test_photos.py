@@ -1,0 +1,149 @@
+"""The answers of the study on photos, from rows as the scripts' runs leave them."""
+import csv
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from studies import estimates, photos
+
+LEVELS = {'Untrained': 9, 'Contrastive': 16, 'Triplet_Distance': 16.2, 'Triplet_Random': 13, 'Margin': 16,
+          'Rho_Margin_40': 12, 'MS': 14, 'ProxyAnchor': 17, 'ArcFace': 15, 'DR_Triplet_0': 16, 'DR_Triplet': 16.1}
+SIZES = np.array([10, 20, 30])
+
+
+def write(file, lines):
+    with open(file, 'w', newline='') as opened:
+        writer = csv.DictWriter(opened, [*lines[0]])
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+@pytest.fixture(scope='module')
+def rows(tmp_path_factory):
+    """A folder with rows of the fine-tuned settings on birds with two seeds each, and none of the frozen features."""
+    folder = tmp_path_factory.mktemp('rows')
+    random = np.random.default_rng(0)
+    lines = []
+    classes = []
+    for setting, level in LEVELS.items():
+        for seed in (2, 3) if setting != 'Untrained' else (2,):
+            for epoch in (5, 10, 15):
+                value = (level + random.normal(0, .2)) / 100
+                lines.append({
+                    'dataset': 'folder', 'group': f'Photos_birds_{setting}', 'seed': seed, 'epoch': epoch,
+                    'test_map_at_r': value, 'test_e_recall@1': .4 + value, 'val_map_at_r': random.random(),
+                    'val_e_recall@1': random.random(), 'train_rho_spectrum@2': .3 - value, 'device': 'AMD EPYC',
+                    'seconds': 1800, 'git_commit': '0123456789'})
+            parts = value + np.array([.02, 0, -.02])
+            classes.append({'group': f'Photos_birds_{setting}', 'seed': seed, 'sizes': ' '.join(map(str, SIZES)),
+                            'map_at_r': ' '.join(map(str, parts))})
+    write(folder / 'photos.csv', lines)
+    write(folder / 'photos_classes.csv', classes)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def found(rows):
+    return {tier: photos.read(tier, rows) for tier in photos.TIERS}
+
+
+@pytest.fixture(scope='module')
+def values(rows):
+    """{setting: points of its seeds at the last epoch}, read from the file."""
+    with open(rows / 'photos.csv', newline='') as opened:
+        last = [line for line in csv.DictReader(opened) if line['epoch'] == '15']
+    return {setting: [100 * float(line['test_map_at_r']) for line in last if line['group'] == f'Photos_birds_{setting}']
+            for setting in LEVELS}
+
+
+def line_of(table, title, name='birds'):
+    """The cells of the row of a question and a set; the title stands in the first row of a question."""
+    asked = ''
+    for line in table.splitlines()[2:]:
+        cells = [cell.strip() for cell in line.strip('|').split(' | ')]
+        asked = cells[0] or asked
+        if (asked, cells[1]) == (title, name):
+            return cells
+    raise AssertionError(title)
+
+
+def test_an_effect_its_interval_and_answer(found, values):
+    """Two seeds: the differences of their values from the means of settings and of seeds have 9 degrees of freedom."""
+    table = photos.answer_table('finetuned', found['finetuned'])
+    random = np.array([of for setting, of in values.items() if setting != 'Untrained'])
+    rests = random - random.mean(axis=1, keepdims=True) - random.mean(axis=0) + random.mean()
+    n_questions = len(table.splitlines()) - 2
+    half = stats.t.ppf(1 - .025 / n_questions, 9) * np.sqrt(np.square(rests).sum() / 9)         # 1/2 + 1/2
+    mean = np.mean(values['Rho_Margin_40']) - np.mean(values['Margin'])
+    cells = line_of(table, 'Does rho-regularisation help the margin loss, with probability 0.4?')
+    assert cells[2] == f'{mean:+.1f} ({mean - half:.1f} to {mean + half:.1f})'
+    assert cells[5:] == ['2', 'less (-3.8)', 'less']
+    cells = line_of(table, 'Is training better than untrained features?')
+    mean = np.mean(values['Contrastive']) - values['Untrained'][0]
+    assert cells[2].startswith(f'{mean:+.1f} (') and cells[7] == 'more'
+    assert line_of(table, 'Is training better than untrained features?', 'cars')[2:6] == [''] * 4
+    assert line_of(table, 'Is training better than untrained features?', 'cars')[7] == 'not run yet'
+    assert line_of(table, 'Is distance-weighted mining better than semihard?')[7] == 'not run yet'
+
+
+def test_what_is_lost_by_choosing_epochs_on_validation_classes(found, rows):
+    with open(rows / 'photos.csv', newline='') as opened:
+        lines = [line for line in csv.DictReader(opened) if line['group'].endswith('_MS')]
+    expected = []
+    for seed in '23':
+        epochs = [line for line in lines if line['seed'] == seed]
+        chosen = max(epochs, key=lambda line: float(line['val_map_at_r']))
+        expected.append(100 * (max(float(line['test_map_at_r']) for line in epochs) - float(chosen['test_map_at_r'])))
+    runs, _ = found['finetuned']['birds']
+    lost = photos.lost_by_selection(runs, ['MS'], 'map_at_r')['MS']
+    assert [lost[2], lost[3]] == pytest.approx(expected)
+
+
+def test_choosing_a_setting_on_validation_classes():
+    tested = {'a': {2: 5., 3: 6.}, 'b': {2: 8., 3: 9.}, 'c': {2: 7., 3: 7.}}
+    same = photos.lost_by_choice(tested, tested, [*tested], .95)
+    assert same.mean == 0 and same.half == pytest.approx(estimates.difference(tested, ['a'], ['b']).half)
+    other = photos.lost_by_choice(tested, {'a': {2: 1.}, 'b': {2: 2.}, 'c': {2: 3.}}, [*tested], .95)
+    assert other == pytest.approx(estimates.difference(tested, ['b'], ['c']))
+
+
+def test_density_correlates_with_recall_in_these_rows(found):
+    cells = line_of(photos.answer_table('finetuned', found['finetuned']),
+                    'Do denser embedding spaces, of lower spectral decay, retrieve better?')
+    assert cells[2].startswith('-1.00 (-1.00') and cells[7] == 'negative'
+
+
+def test_the_interval_over_test_classes(found):
+    """Classes of 10, 20 and 30 images whose MAP@R is equal for all settings but for their means."""
+    question = {'one': ['MS'], 'other': ['Margin']}
+    _, classes = found['finetuned']['birds']
+    low, high = photos.over_classes(question, classes)
+    expected = 100 * np.mean([classes['MS'][seed][0] - classes['Margin'][seed][0] for seed in (2, 3)])
+    assert low == pytest.approx(expected) == high
+    drawn = []
+    values = {name: np.mean([classes[name][seed][0] for seed in classes[name]], axis=0) for name in ('MS', 'Untrained')}
+    values['MS'] = values['MS'] * [1, 2, 1]
+    random = np.random.default_rng(5)
+    for _ in range(2000):
+        picked = random.integers(3, size=3)
+        drawn.append(100 * np.average((values['MS'] - values['Untrained'])[picked], weights=SIZES[picked]))
+    changed = {'MS': {2: (values['MS'], SIZES)}, 'Untrained': {2: (values['Untrained'], SIZES)}}
+    found_ends = photos.over_classes({'one': ['MS'], 'other': ['Untrained']}, changed)
+    assert found_ends == pytest.approx(np.percentile(drawn, [2.5, 97.5]), abs=.5)
+    assert photos.over_classes({'selection': ['MS']}, classes) is None
+
+
+def test_tables_say_how_many_seeds_and_which_devices(found):
+    made = photos.tables(found)
+    assert made['settings'].splitlines()[2].startswith('| ProxyAnchor | 1')
+    assert '(2) |' in made['settings'] and '| Untrained | 9' in made['settings']
+    assert made['finetuned origin'].startswith('21 runs so far, 10.5 hours of epochs, on AMD EPYC; commits 01234567.')
+    assert ' beside (9 degrees of freedom; equal in all settings: p = ' in made['finetuned origin']
+    assert made['frozen origin'].startswith('0 runs so far')
+    assert 'not run yet' in made['photos in short']
+
+
+def test_the_picture_of_density(found, tmp_path):
+    photos.draw_density(found['finetuned'], tmp_path / 'density.png')
+    assert (tmp_path / 'density.png').stat().st_size > 5000
