@@ -6,6 +6,10 @@ from launching import script, slots
 from utilities import errors, stopping
 from utilities.errors import UserError
 
+SLURM = 'SLURM (needs submitit)'                                        # the title of the flags of jobs
+HERE = {'workers', 'gpus', 'per_gpu', 'gpus_per_run'}                   # flags of runs on this machine
+OF_A_LINE = {'line', 'gpus_per_job', 'nodes'}                           # a job of SLURM runs one line with them
+
 
 def build():
     parser = command_line.Parser(
@@ -26,7 +30,7 @@ def build():
         help='print a table of all runs, and train nothing; on a terminal the table is kept up to date')
     add('--line', metavar='ARGUMENTS',
         help='train one run in the foreground, given by the arguments of main.py in quotes instead of a script')
-    add = parser.add_argument_group('SLURM (needs submitit)').add_argument
+    add = parser.add_argument_group(SLURM).add_argument
     add('--slurm', action='store_true', help='submit the runs as a job array, and return')
     add('--partition', metavar='P', help='the partition of the cluster')
     add('--time', default='12:00:00', metavar='HH:MM:SS',
@@ -43,14 +47,31 @@ def build():
     return parser
 
 
+def refuse_unused(opt, parser):
+    """Raises UserError for flags that would do nothing."""
+    changed = {name for name, value in vars(opt).items() if value != parser.get_default(name)}
+    of_jobs = {*command_line.flags_in_groups(parser, SLURM)}
+    if opt.line:
+        unused, where = changed - OF_A_LINE, 'with --line'
+    elif opt.slurm:
+        unused, where = changed & HERE, 'with --slurm'
+    else:
+        unused, where = changed & of_jobs, 'without --slurm'
+    if unused:
+        raise UserError(f'--{", --".join(sorted(unused))}: without effect {where}; leave it out')
+
+
 def work(opt, more):
     """
     Lists, submits or trains the runs, as the flags say; returns the exit code of the runs, if any were trained.
 
     more: arguments of main.py that follow those of each run.
     """
-    if bool(opt.script) == bool(opt.line):
+    if opt.script and opt.line:
+        raise UserError('give a script of runs or --line, not both')
+    if not opt.script and not opt.line:
         raise UserError('give a script of runs, such as Revisit_Runs.sh')
+    refuse_unused(opt, build())
     from launching import local, plan, slurm, status  # import torch, which --help does not need
     if opt.line:
         return local.run_line(opt.line, opt.gpus_per_job, opt.nodes, more)

@@ -9,7 +9,7 @@ PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -
 SCRIPT = run_scripts/Comparison_Runs.sh
 BASELINE = Triplet_Random
 
-.PHONY: help demo compare test quick docs regress test-gpu test-device test-slurm test-postgres toy clean
+.PHONY: help demo compare test quick docs regress regress-photos test-gpu test-device test-slurm test-postgres toy clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -39,6 +39,14 @@ regress: .venv/installed        ## train three methods for some minutes, and com
 	OMP_NUM_THREADS=1 $(BIN)/python Launch_Runs.py Training_Results/regress.sh --workers 2
 	$(BIN)/python Result_Evaluations.py --runs Training_Results/regress --metrics e_recall@1 map_at_r nmi --rows Training_Results/regress.csv
 	$(BIN)/python Result_Evaluations.py --compare studies/rows/regress.csv Training_Results/regress.csv --metrics e_recall@1 map_at_r nmi
+
+regress-photos: .venv/installed  ## the same for three epochs of one run of each part of the study on photos in the folder DATA
+	mkdir -p Training_Results/photos
+	for part in Photos Frozen; do ROWS=none SETS=birds SEEDS=3 ./studies/$${part}_Runs.sh --list --n_epochs 3 --eval_every 3 \
+	    --save_path Training_Results/photos | grep 'birds_Contrastive '; done > Training_Results/photos.sh
+	OMP_NUM_THREADS=1 $(BIN)/python Launch_Runs.py Training_Results/photos.sh
+	$(BIN)/python Result_Evaluations.py --runs Training_Results/photos --metrics e_recall@1 map_at_r --rows Training_Results/photos.csv
+	$(BIN)/python Result_Evaluations.py --compare studies/rows/regress_photos.csv Training_Results/photos.csv --metrics e_recall@1 map_at_r
 
 test-gpu: .venv/installed-dev   ## in less than four minutes: what only an NVIDIA GPU can test
 	PYTHON=$(BIN)/python bash tests/gpu.sh

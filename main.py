@@ -23,7 +23,7 @@ from records.checkpoint import Checkpoint
 from records.columns import Column
 from records.trace import Trace
 from records.writing import Records
-from utilities import errors, processes
+from utilities import errors, plotting, processes
 from utilities.errors import RunFailed, UserError
 from utilities.loading import TrainingLoader
 from utilities.randomness import derive, seed_everything
@@ -76,11 +76,13 @@ def begin(opt, arguments):
 
 
 def print_notes(opt, built):
-    """Notes on data that differ from those of --reproduce, and on flags for which the run is too short."""
+    """Notes on data that differ from those of --reproduce, and on flags that train nothing or come too late."""
     if opt.reproduce:
         changed = run_folder.changed_data(run_folder.read(opt.reproduce), built.data.description)
         if changed:
             print(f'Note: the data have {changed} than {opt.reproduce}.')
+    if opt.n_epochs and not opt.lr and opt.fc_lr <= 0:
+        print('Note: --lr 0 trains no weight of the network', file=sys.stderr)
     for sentence in effects.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
         print(f'Note: {sentence}', file=sys.stderr)
 
@@ -185,11 +187,11 @@ def finish(opt, built, embedded, records, state):
 def finish_records(opt, embedded, split, records, state):
     """The part of finish() that process 0 does alone. embedded: the Embedded of `split`."""
     plots = state.folder / 'plots'
-    panel = None
-    if opt.pictures != ['none']:
-        panel = state.folder / f'retrieval_{split}.png'
+    panel = state.folder / f'retrieval_{split}.png'
+    saved = []
+    if opt.pictures != ['none'] and plotting.is_possible():
         evaluation.curves.plot(records.rows, plots, single=evaluation.curves.SINGLE in opt.pictures)
-    saved = evaluation.pictures.save(opt, embedded, split, plots, panel)
+        saved = evaluation.pictures.save(opt, embedded, split, plots, panel)
     if panel in saved:
         records.picture(f'retrieval/{split}', panel)
     records.summarise(state, finished=True)

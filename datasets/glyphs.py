@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from datasets.base import class_folders
 from utilities import stopping
+from utilities.errors import UserError
 from utilities.files import cache_folder, remove_stale, writing
 
 CHARACTERS = True            # its images must not be flipped or cropped
@@ -45,7 +46,10 @@ def folder():
 
 
 def font_files():
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError:
+        raise UserError('--dataset glyphs: its fonts come with matplotlib: pip install matplotlib') from None
     fonts = sorted((Path(matplotlib.get_data_path()) / 'fonts' / 'ttf').glob('*.ttf'))
     return [font for font in fonts if font.stem.startswith(('DejaVuSans', 'DejaVuSerif', 'STIXGeneral'))
             and 'Display' not in font.stem]
@@ -135,15 +139,20 @@ def render_all(fonts, path):
     try:
         with writing(path):
             for letter, its_fonts in stopping.checked(bar):
-                name = unicodedata.name(letter).title().replace(' Letter', '').replace(' ', '_')
-                (unfinished / name).mkdir(parents=True)
-                random = np.random.default_rng(ord(letter))
-                order = random.permutation(len(its_fonts))
-                for i in range(PER_CLASS):
-                    render(letter, its_fonts[order[i % len(order)]], random).save(unfinished / name / f'{i:02d}.png')
+                render_class(letter, its_fonts, unfinished)
             unfinished.rename(path)
     except OSError:
         if not path.exists():                # else another process was faster, with the same images
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def render_class(letter, fonts, folder):
+    """Renders the images of a letter into a folder of its own."""
+    name = unicodedata.name(letter).title().replace(' Letter', '').replace(' ', '_')
+    (folder / name).mkdir(parents=True)
+    random = np.random.default_rng(ord(letter))
+    order = random.permutation(len(fonts))
+    for i in range(PER_CLASS):
+        render(letter, fonts[order[i % len(order)]], random).save(folder / name / f'{i:02d}.png')

@@ -1,4 +1,5 @@
 """Pictures of the embeddings of one split, for papers. PICTURES is the registry."""
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ def check(opt):
     """Raises UserError if --pictures contradict each other."""
     if 'none' in opt.pictures and len(opt.pictures) > 1:
         raise UserError(f'--pictures {" ".join(opt.pictures)}: none cannot be combined with others; leave it out')
+    if 'tsne' in opt.pictures and importlib.util.find_spec('sklearn') is None:
+        raise UserError('--pictures tsne needs scikit-learn: pip install scikit-learn')
 
 
 def draw(opt, model, data, criterion, folder):

@@ -94,6 +94,8 @@ def number(kind, low=None, high=None, above=False):
             value = kind(text)
         except ValueError:
             value = math.nan
+        if not text.isascii() or '_' in text:                # Python reads 1_0 and digits of other scripts as numbers
+            value = math.nan
         if kind is int and abs(value) > LARGEST:
             raise argparse.ArgumentTypeError(f'expected {expected}, of at most 19 digits, not {shortened(text)}')
         if expected_number(limits, kind, value):

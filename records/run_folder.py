@@ -1,6 +1,7 @@
 """The folder of one run, <save_path>/<dataset>/<group>_s<seed>/: created in one atomic move, and never overwritten."""
 import importlib.metadata
 import itertools
+import os
 import platform
 import shlex
 import shutil
@@ -19,6 +20,7 @@ from utilities.yaml_text import UniqueKeys, read_yaml
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb', 'pytorch-metric-learning')
 DUMPER = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)       # ten times as fast, where PyYAML was built with it
+LONGEST = 200                                                # bytes of a name; file systems take 255, with additions
 LAST = 'checkpoint_last.pt'                                  # the state for an exact resumption
 
 
@@ -34,6 +36,9 @@ def check_names(opt):
         if not name.isprintable():
             raise UserError(f'--{flag} {ascii(name)}: it names a folder and must not hold line breaks or other control '
                             'characters')
+        if len(os.fsencode(name)) > LONGEST:
+            raise UserError(f'--{flag} {name[:40]}...: it names a folder and has {len(os.fsencode(name))} bytes; at '
+                            f'most {LONGEST} fit into the name of a file')
 
 
 def create(opt, settings, arguments, description, chosen=(), files=None, is_same=None):

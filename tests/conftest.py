@@ -87,6 +87,20 @@ def without_a_key(monkeypatch):
     monkeypatch.delenv('WANDB_API_KEY')
 
 
+@pytest.fixture(autouse=GPU == 'sim')
+def loaded_in_place(monkeypatch):
+    """On the simulated device, Module.to swaps tensors so that it keeps Parameters; loading copies, as for CUDA."""
+    load = torch.nn.Module.load_state_dict
+
+    def in_place(*arguments, **named):
+        torch.__future__.set_swap_module_params_on_conversion(False)
+        try:
+            return load(*arguments, **named)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(True)
+    monkeypatch.setattr(torch.nn.Module, 'load_state_dict', in_place)
+
+
 @pytest.fixture(autouse=True)
 def arithmetic():
     """What a run in this process sets of torch's arithmetic is undone; on a GPU, operations would be refused."""

@@ -188,6 +188,20 @@ class Explodes(torch.nn.Module):
         return batch.sum() * (float('inf') if Explodes.steps == 5 else 1)
 
 
+def test_learning_rates_of_zero_and_beyond_float32(quick, run, capsys):
+    assert run(*quick, *FEW, '--lr', '0', '--n_epochs', '1') == 0
+    assert 'Note: --lr 0 trains no weight of the network\n' in capsys.readouterr().err
+    assert run(*quick, *FEW, '--lr', '1e38') == 1
+    assert 'larger than float32 numbers can be: a lower --lr' in capsys.readouterr().err
+
+
+def test_values_in_errors_are_cut_and_hold_no_control_characters(run, capsys):
+    assert run('--loss', f'\x1b[31m{"x" * 5000}') == 2
+    error = capsys.readouterr().err
+    assert error.startswith('main.py: error: --loss \\x1b[31mxxx') and len(error) < 2100 and '\x1b' not in error
+    assert run('--loss', 'x ' * 5000) == 2 and len(capsys.readouterr().err) < 2100
+
+
 def test_a_loss_that_is_not_finite_keeps_the_last_finite_checkpoint(quick, run, tmp_path, capsys, monkeypatch):
     module = type('explodes', (), {'Criterion': Explodes, 'REQUIRES_BATCHMINER': False})
     monkeypatch.setitem(criteria.CRITERIA, 'explodes', module)

@@ -26,7 +26,7 @@ MACHINE = ['--device', 'cpu', '--kernels', '0']
 # command: (what the test calls, its arguments, the flag in the sentence, what does the work)
 COMMANDS = {
     'export': (Evaluate_Network, '{run} export {out}.pt2', 'export', (loading, 'restore')),
-    'hub': (Evaluate_Network, '{run} export --hub {out}', 'export --hub', (loading, 'restore')),
+    'hub': (Evaluate_Network, '{run} export --hub {out}', 'export', (loading, 'restore')),
     'embeddings': (Evaluate_Network, '{run} embeddings {out}.npz', 'embeddings', (protocol, 'embed_splits')),
     'pictures': (Evaluate_Network, '{run} pictures {out} --pictures distances', 'pictures', (pictures, 'embed_splits')),
     'latex': (Result_Evaluations, '--runs {runs} --latex {out}.tex', '--latex', (results.runs, 'collect')),

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -283,6 +284,21 @@ def test_no_process_waits_for_a_launcher_that_was_killed_before_they_connected(t
     process.wait()
     (tmp_path / 'go').touch()
     wait_for(lambda: not any(map(is_running, pids)), 60)
+
+
+def test_after_the_first_process_was_killed_the_other_ends_with_a_sentence(quick, tmp_path):
+    """Both were started by hand, so that the first holds the store by which they speak."""
+    with socket.create_server(('127.0.0.1', 0)) as free:
+        port = str(free.getsockname()[1])
+    address = {'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
+    both = [started(tmp_path / f'printed_{rank}', MAIN, *quick, *FEW, '--n_epochs', '500', RANK=str(rank), **address)
+            for rank in range(2)]
+    wait_for(rows_written(folder_of(tmp_path), 2), 600)
+    both[0].kill()
+    assert both[1].wait(120) == 1
+    printed = (tmp_path / 'printed_1').read_text()
+    assert 'Another process of the run was killed or cannot be reached any more.' in printed
+    assert 'Traceback' not in printed
 
 
 def test_no_process_outlives_a_torchrun_that_was_killed(quick, tmp_path):

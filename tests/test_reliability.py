@@ -421,8 +421,9 @@ def test_a_second_ctrl_c_ends_at_once_and_data_workers_ignore_the_first():
             'worker = os.fork()\n'
             'os.kill(os.getpid(), signal.SIGINT)\n'
             'if not worker:\n    os._exit(7 * (not stopping.requested))\n'
+            'os.kill(os.getpid(), signal.SIGINT)\n'                       # the key bounces: the same request
             'print(os.waitstatus_to_exitcode(os.wait()[1]), stopping.requested, flush=True)\n'
-            'os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)')
+            'time.sleep(stopping.BOUNCE)\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)')
     done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert done.returncode == -signal.SIGINT and done.stdout == '7 True\n'
     assert done.stderr.count('press Ctrl-C again') == 1

@@ -12,14 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from datasets import glyphs
 from tests.helpers import FROM_COPY, executed, folder_of, rows_of
 from tests.test_parity import NETWORK, RETURNED, SAMPLER
 from tests.test_public_parts import MINER, TRIPLES
+from utilities import plotting
+from utilities.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 SELF_CONTAINED = ('criteria', 'batch_mining', 'datasampler')     # files of these folders import torch alone, except
 SHARED = ('__init__', 'wrapping', 'storage')
-OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
+OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask', 'matplotlib',
+            'scipy', 'sklearn', 'threadpoolctl', 'pandas', 'optuna', 'submitit', 'safetensors', 'shtab', 'waitress')
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 
 
@@ -107,9 +111,21 @@ def test_a_run_needs_none_of_the_optional_packages(quick, tmp_path):
                f"        del sys.modules[name]\nsys.modules.update(dict.fromkeys({OPTIONAL}))\n"
                'import importlib.util as u\nf = u.find_spec\n'
                f'u.find_spec = lambda name, *more: None if name in {OPTIONAL} else f(name, *more)\n')
-    code, out, errors = executed(tmp_path, blocked + FROM_COPY + 'sys.exit(main.main(sys.argv[2:]))', ROOT, *quick,
-                                 '--n_epochs', '1')
+    first = [*quick, '--n_epochs', '1', '--pictures', 'retrieval']
+    resume = ['--resume', str(folder_of(tmp_path)), '--n_epochs', '2']
+    code, out, errors = executed(
+        tmp_path, f'{blocked}{FROM_COPY}sys.exit(main.main({first!r}) or main.main({resume!r}))', ROOT)
     assert code == 0, errors
+    assert out.count('Note: matplotlib is not installed: no plots (pip install matplotlib).') == 2
+
+
+def test_commands_that_draw_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)
+    monkeypatch.setitem(sys.modules, 'matplotlib.style', None)
+    with pytest.raises(UserError, match='figures need matplotlib: pip install matplotlib'):
+        plotting.styled(print)()
+    with pytest.raises(UserError, match='--dataset glyphs: its fonts come with matplotlib'):
+        glyphs.font_files()
 
 
 def anchors(page):

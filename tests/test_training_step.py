@@ -42,7 +42,7 @@ from tests.shared_batches import (
     train_on_gpus,
 )
 from training_step import TrainingStep
-from utilities import device, exchange
+from utilities import device, exchange, stopping
 from utilities.errors import RunFailed, UserError
 from utilities.loading import network_input
 from utilities.randomness import derive, seed_everything, seeded
@@ -420,29 +420,28 @@ def test_the_two_passes_of_a_compiled_network_have_the_same_random_numbers(compi
     assert not torch.allclose(first, other, atol=1e-2)
 
 
-# argv: what compiles, the compiler, and arguments of main.py
+# argv: the compiler, and arguments of main.py
 COMPILING = """
 import sys
 from torch._inductor import config
 from utilities import device, stopping
-if sys.argv[1] == 'a step':
-    device.check_compiler = lambda device: None
-config.cpp.cxx = (sys.argv[2],)
+device.check_compiler = lambda device: None
+config.cpp.cxx = (sys.argv[1],)
 stopping.COMPILING = 1
 stopping.install()
 import main
-sys.exit(main.main(sys.argv[3:]))
+sys.exit(main.main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize('what, ending', [('the check', 'exec sleep 600'), ('a step', "trap '' TERM; exec sleep 600")])
-def test_a_signal_to_all_processes_ends_a_run_that_compiles(what, ending, quick, tmp_path):
+def test_a_signal_to_all_processes_ends_a_run_that_compiles(quick, tmp_path):
     """Also where the compiler goes on."""
     compiler = tmp_path / 'compiler'
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *version*) echo g++; exit;; esac\ntouch {tmp_path}/begun\n{ending}\n')
+    compiler.write_text('#!/bin/sh\ncase "$*" in *version*) echo g++; exit;; esac\n'
+                        f"touch {tmp_path}/begun\ntrap '' TERM; exec sleep 600\n")
     compiler.chmod(0o755)
     arguments = [*quick, '--compile', '--check_untrained_accuracy', 'false']
-    process, _, errors = executing(tmp_path, COMPILING, what, compiler, *arguments,
+    process, _, errors = executing(tmp_path, COMPILING, compiler, *arguments,
                                    TORCHINDUCTOR_CACHE_DIR=str(tmp_path / 'compiled'))
     try:
         wait_for((tmp_path / 'begun').exists)
@@ -451,8 +450,14 @@ def test_a_signal_to_all_processes_ends_a_run_that_compiles(what, ending, quick,
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert 'Traceback' not in errors.read_text()
-    assert (what == 'a step') == folder_of(tmp_path).exists()
+    assert 'Traceback' not in errors.read_text() and folder_of(tmp_path).exists()
+
+
+def test_an_error_of_a_compiler_that_a_signal_has_ended_is_no_error(monkeypatch):
+    monkeypatch.setattr(stopping, 'requested', True)
+    monkeypatch.setattr(torch, 'compile', lambda function: 1 / 0)
+    with pytest.raises(KeyboardInterrupt):
+        device.check_compiler(CPU)
 
 
 # The main thread computes in C++ for a minute, where Python calls no handler.

@@ -3,7 +3,6 @@ import math
 
 import optuna
 
-import parameters
 from evaluation import titles
 from launching import plan, process, script
 from launching.pool import FINISHED, Pool
@@ -33,8 +32,7 @@ def objective(search, study, trial, progress):
     commands = search.commands(params, name, search.folder / 'trials')
     script.write(search.folder / 'trials' / f'{name}.sh', commands)
     try:
-        parser = parameters.build()
-        runs = [plan.planned_run(arguments, parser) for arguments in commands]
+        runs = [plan.planned_run(arguments) for arguments in commands]
         return Folds(search, trial, runs, progress).run()
     except (TrialFailed, UserError) as error:
         trial.set_user_attr('reason', str(error))

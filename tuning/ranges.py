@@ -13,6 +13,7 @@ from optuna.distributions import (
 )
 
 import parameters
+import parts
 from flags import command_line, hints
 from flags.help_texts import facts
 from utilities.errors import UserError
@@ -119,7 +120,7 @@ def numbers(parser, flag, rest, where):
 def require_accepted(parser, flag, value, where):
     """Raises UserError where main.py would refuse the value of the flag."""
     try:
-        parser.parse_args(command_line.tokens(tuned_settings({flag: value})))
+        parts.check_names(parser.parse_args(command_line.tokens(tuned_settings({flag: value}))))
     except UserError as error:
         raise UserError(f'{where}: {error}') from None
 

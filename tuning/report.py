@@ -12,6 +12,7 @@ from evaluation import titles
 from flags import command_line
 from records.columns import Column
 from tuning import ranges, trials
+from utilities import plotting
 from utilities.files import write_csv, write_text
 
 
@@ -67,6 +68,8 @@ def trial_row(search, trial):
 
 def plot(search, study):
     """Optimisation history, slices, contours and importances into plots/: PNG, and HTML where Plotly is installed."""
+    if not plotting.is_possible():
+        return
     import matplotlib
     matplotlib.use('Agg')
     several = [flag for flag in search.tuned if len({trial.params[flag] for trial in trials.finished(study)}) > 1]

@@ -107,6 +107,9 @@ def parse(opt, others):
     """
     main = parse_main(others)
     tuned = ranges.parse_all(opt.tune)
+    twice = [flag for flag in tuned if flag in command_line.given(parameters.build(), others)]
+    if twice:
+        raise UserError(f'--tune {twice[0]} and --{twice[0]}: the flag is tuned, or has the given value; leave one out')
     search = Search(opt, main, tuned, slots.slot_arguments(opt))
     for ends in zip(*(ranges.lowest_and_highest(distribution) for distribution in tuned.values()), strict=True):
         settings = ranges.tuned_settings(dict(zip(tuned, ends, strict=True)))

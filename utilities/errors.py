@@ -20,6 +20,7 @@ NEEDS_LESS = ('training needs less with a smaller --micro_bs, which keeps the lo
               'and evaluation with a smaller --eval_bs')
 LOST_WORKER = re.compile(r'DataLoader worker \(pid|Pin memory thread exited unexpectedly')
 SHARED_MEMORY = re.compile(r'unable to \w+ shared memory|shm_open|/dev/shm')
+LONGEST_LINE = 2000                                          # characters of an error that are printed
 KEPT = 'Everything up to the last saved epoch is kept.'
 # attributes of opt that are no flags: a run sets them when it knows its data and its network
 SET_BY_A_RUN = {'device': 'the torch.device of the run', 'n_classes': 'number of training classes',
@@ -65,16 +66,20 @@ class Unwritable(OSError):
         return f'{self.filename}: no access ({self.strerror}); allow it, or choose another place'
 
 
+def number_of(error):
+    """The system's number of an error; safetensors has it in the text only. None for other errors."""
+    in_text = re.search(r'\(os error (\d+)\)', str(error))
+    return int(in_text[1]) if in_text else getattr(error, 'errno', None)
+
+
 def is_full(error):
     """Whether an error says that no space is left on a disk."""
-    of_library = any(f'(os error {number})' in str(error) for number in NO_SPACE)              # as safetensors says it
-    is_of_sqlite = getattr(error, 'sqlite_errorname', '') == 'SQLITE_FULL'
-    return getattr(error, 'errno', None) in NO_SPACE or is_of_sqlite or of_library
+    return number_of(error) in NO_SPACE or getattr(error, 'sqlite_errorname', '') == 'SQLITE_FULL'
 
 
 def is_disk_error(error):
     """Whether an error says that a disk is full or refuses access."""
-    return is_full(error) or getattr(error, 'errno', None) in NO_ACCESS or isinstance(error, sqlite3.OperationalError)
+    return is_full(error) or number_of(error) in NO_ACCESS or isinstance(error, sqlite3.OperationalError)
 
 
 def causes(error):
@@ -144,6 +149,9 @@ def explained(needs_less=NEEDS_LESS):
         if LOST_WORKER.match(str(error)):
             check()                                          # schedulers send SIGTERM to the data workers as well
             raise WorkerLost from None
+        if 'converted to type float without overflow' in str(error):
+            raise RunFailed('A step of the optimizer is larger than float32 numbers can be: a lower --lr, or lower '
+                            'factors of it.') from None
         if SHARED_MEMORY.search(str(error)):
             raise RunFailed('The shared memory of this machine, /dev/shm, is full, by which data workers hand over '
                             'images: give --kernels 0, or more of it (docker run --shm-size 8g).') from None
@@ -180,6 +188,13 @@ class Ended(Exception):
         self.code = code
 
 
+def printable(text):
+    """The text of an error for a terminal: control characters as escapes, long words and lines cut."""
+    text = ''.join(letter if letter.isprintable() or letter == '\n' else ascii(letter)[1:-1] for letter in str(text))
+    text = re.sub(r'\S{300,}', lambda word: f'{word[0][:120]}...{word[0][-60:]}', text)
+    return '\n'.join(line if len(line) <= LONGEST_LINE else f'{line[:LONGEST_LINE]}...' for line in text.split('\n'))
+
+
 @contextlib.contextmanager
 def reported(script):
     """
@@ -194,10 +209,10 @@ def reported(script):
         with explained(needs_less):
             yield end
     except UserError as error:
-        print(f'{script}: error: {error}', file=sys.stderr)
+        print(f'{script}: error: {printable(error)}', file=sys.stderr)
         end.code = 2
     except RunFailed as error:
-        print(f'{script}: the run failed: {error}', file=sys.stderr)
+        print(f'{script}: the run failed: {printable(error)}', file=sys.stderr)
         end.code = 1
     except Ended as error:
         end.code = error.code

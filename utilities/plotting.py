@@ -2,11 +2,13 @@
 import contextlib
 import functools
 import gc
+import importlib.util
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from utilities.errors import UserError
 from utilities.files import atomic
 
 # the palette of Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/, without its yellow, which is
@@ -30,10 +32,21 @@ def styled(draw):
     """A decorator: `draw` makes and writes its figures in this style, whatever the user's matplotlibrc has."""
     @functools.wraps(draw)
     def in_style(*args, **kwargs):
-        import matplotlib.style
+        try:
+            import matplotlib.style
+        except ImportError:
+            raise UserError('figures need matplotlib: pip install matplotlib') from None
         with matplotlib.style.context(['default', STYLE]), uncollected():
             return draw(*args, **kwargs)
     return in_style
+
+
+def is_possible():
+    """Whether figures can be drawn; else prints a note."""
+    if importlib.util.find_spec('matplotlib'):
+        return True
+    print('Note: matplotlib is not installed: no plots (pip install matplotlib).')
+    return False
 
 
 @contextlib.contextmanager

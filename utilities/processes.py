@@ -112,7 +112,7 @@ def together():
             yield
             dist.barrier(group=patient)                      # until process 0 has written everything
     except Exception as error:
-        if store.compare_set('first to fail', '', str(rank())) != str(rank()).encode():
+        if not is_first_to_fail():
             code = 2 if isinstance(error, UserError) else 1
             raise Ended(code) from None
         if isinstance(error, (UserError, RunFailed)):
@@ -120,6 +120,14 @@ def together():
         traceback.print_exc()
         raise Ended(1) from None
     dist.destroy_process_group()
+
+
+def is_first_to_fail():
+    """Notes that this process has failed, and returns whether none did before, as far as this can be asked."""
+    try:
+        return store.compare_set('first to fail', '', str(rank())) == str(rank()).encode()
+    except RuntimeError:                                     # process 0, which may hold the store, was killed
+        return True
 
 
 def connect():
@@ -166,7 +174,7 @@ def ending_together():
         if not connected():
             raise
         if not isinstance(error, dist.DistError) and 'gloo' not in str(error):
-            store.compare_set('first to fail', '', str(rank()))      # before others fail since the run folder is gone
+            is_first_to_fail()                               # noted before others fail since the run folder is gone
             raise
         stopping.sleep(1)                        # the launcher stops this process when another has ended
         raise RunFailed('Another process of the run was killed or cannot be reached any more.') from None

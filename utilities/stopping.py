@@ -16,9 +16,11 @@ from pathlib import Path
 NEEDED = ('torch', 'torchvision', 'numpy', 'PIL', 'yaml', 'tqdm')             # packages that every run imports
 ENVIRONMENT = Path(__file__).resolve().parents[1] / '.venv'
 POLL = 0.2                                           # seconds between two checks while waiting
+BOUNCE = 1.0                                         # seconds after a request in which another Ctrl-C is the same one
 GRACE = 10                                           # seconds that a process has to end by itself after a request
 COMPILING = 5                                        # seconds that a step which may compile goes on after a request
 requested = False                              # whether to stop; other code may set it, too
+asked_at = 0.0                                 # the time of the first request
 immediate = False                              # whether a signal ends the process at once
 owner = None                                   # the process that is to stop; data workers inherit the handler
 parent = None                                  # the process that had started it, at the first install()
@@ -30,6 +32,8 @@ def begin(script):
     process at once. Ends it with a line if a package is not installed.
     """
     install(at_once=True)
+    if 'RANK' in os.environ:                         # torch prints frames of C++ where a process was killed
+        os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         way = ('Use the environment: source .venv/bin/activate' if (ENVIRONMENT / 'installed').exists() else
@@ -41,7 +45,8 @@ def begin(script):
 
 def install(at_once=False):
     """
-    Makes Ctrl-C and SIGTERM requests to stop at the next check(). A second Ctrl-C ends the process at once.
+    Makes Ctrl-C and SIGTERM requests to stop at the next check(). A second Ctrl-C, after BOUNCE seconds, ends the
+    process at once.
 
     at_once: whether the first signal ends the process at once, with a line and exit code 130: while a program imports
              its packages, nothing checks for requests, and nothing has to be cleaned up.
@@ -56,7 +61,7 @@ def install(at_once=False):
 
 
 def on_signal(number, frame):
-    global requested
+    global requested, asked_at
     if os.getpid() != owner:                     # a terminal signals data workers as well; the main process ends them
         return
     says_it = os.environ.get('RANK', '0') == '0'                    # only one of a run's processes prints
@@ -64,12 +69,14 @@ def on_signal(number, frame):
         if says_it:
             os.write(2, b'\nStopped while the program was starting.\n')
         os._exit(130)
-    again = requested
+    before = requested
     requested = True                                                # before all else: another signal may interrupt this
-    if number == signal.SIGINT and again:
+    if not before:
+        asked_at = time.monotonic()
+    if number == signal.SIGINT and before and time.monotonic() - asked_at > BOUNCE:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-    elif number == signal.SIGINT and says_it:
+    elif number == signal.SIGINT and not before and says_it:
         os.write(2, b'\nStopping; press Ctrl-C again to end at once.\n')
 
 

@@ -1,4 +1,5 @@
 """Large arrays and tensors: rows of them, the places of what was chosen, and work on their parts in threads."""
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -55,7 +56,11 @@ def in_threads(work, items, description=None, stopped=None):
     Yields work(item) for each item, on as many threads as torch would use, each with a single-threaded BLAS. stopped:
     an event that is set where the rest is not wanted, as after Ctrl-C; work that takes seconds ends when it is set.
     """
-    from threadpoolctl import threadpool_limits
+    try:
+        from threadpoolctl import threadpool_limits
+        limits = threadpool_limits(1, 'blas')
+    except ImportError:                                              # slower
+        limits = contextlib.nullcontext()
     stopped = stopped or threading.Event()
 
     def step(item):
@@ -63,7 +68,7 @@ def in_threads(work, items, description=None, stopped=None):
 
     is_hidden = None if description else True                        # None: where the output is no terminal
     bar = tqdm(total=len(items), desc=description, leave=False, disable=is_hidden)
-    with threadpool_limits(1, 'blas'), bar, ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with limits, bar, ThreadPoolExecutor(torch.get_num_threads()) as pool:
         try:
             for result in stopping.checked(pool.map(step, items)):
                 bar.update()

@@ -14,6 +14,10 @@ from launching import plan, slots, slurm
     (['{script}', '--gpus', 'a'], '--gpus a: expected indices'),
     (['{script}', '--gpus', '0', '--workers', '2'], 'give one of them'),
     (['{script}', '--slurm', '--slurm_args', 'x'], '--slurm_args x: expected NAME=VALUE'),
+    (['{script}', '--line', '--lr 1'], 'give a script of runs or --line, not both'),
+    (['{script}', '--partition', 'x', '--memory', '2GB'], '--memory, --partition: without effect without --slurm'),
+    (['{script}', '--slurm', '--workers', '2'], '--workers: without effect with --slurm'),
+    (['--line', '--lr 1', '--only', 'a'], '--only: without effect with --line'),
 ])
 def test_flags_that_cannot_be(arguments, sentence, script, capsys, monkeypatch, tmp_path):
     if '--slurm' in arguments:

@@ -3,12 +3,14 @@ import json
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import ROOT, executed, executing, started, wait_for
 from tests.tuning.stub import TUNE
+from utilities import stopping
 
 # takes the place of main.py; its process is noted while it runs, and it ends when it is asked to
 STUB = '''
@@ -98,6 +100,7 @@ def test_while_runs_are_stopped_a_second_ctrl_c_ends_at_once(script, tmp_path):
     os.kill(launcher.pid, signal.SIGINT)
     wait_for(lambda: errors.read_text().count('\n') > 1)
     assert errors.read_text().startswith('\n') and 'press Ctrl-C again to end at once' in errors.read_text()
+    time.sleep(stopping.BOUNCE)
     os.kill(launcher.pid, signal.SIGINT)
     assert launcher.wait(timeout=30) == -signal.SIGINT             # less than a run has to end by itself
     (tmp_path / 'end').touch()
