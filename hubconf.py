@@ -116,7 +116,7 @@ def sampler(name, labels, superclasses=None, embeddings=None, **settings):
         settings:     `bs`, `samples_per_class`, `seed`, `iterations_per_epoch`, and flags of the sampler, with or
                       without `data_`.
 
-    Returns: a torch.utils.data.Sampler of lists of indices, the batch_sampler of a DataLoader. `set_epoch(epoch)`
+    Returns: a torch.utils.data.Sampler of lists of indices, the batch_sampler of a DataLoader. `start_epoch(epoch)`
     before each epoch gives it other batches.
 
     Raises TypeError for settings that are unknown or missing, and ValueError for unknown names and for sizes that do

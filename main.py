@@ -11,7 +11,6 @@ if __name__ == '__main__':
 
 from tqdm import tqdm
 
-import batch_mining
 import configuration
 import datasampler
 import evaluation
@@ -140,16 +139,15 @@ def evaluate(opt, built, epoch):
     if built.ema:
         averaged, _ = evaluation.evaluate(opt, built.ema.average, built.data, built.criterion, epoch)
         row |= {columns.ema_column(name): value for name, value in averaged.items() if isinstance(value, float)}
+    built.call('evaluated', row, embedded if processes.is_main() else {}, epoch)
     return row, embedded
 
 
 def train_epoch(opt, built, loader, epoch):
     """Trains one epoch; returns its scalars for the log. Raises RunFailed when a loss or gradient is not finite."""
-    model = built.model
-    datasampler.fill_storage(built.sampler, lambda: evaluation.embed(
-        opt, model, built.data.evaluation['train'], 'train').embeddings)
-    seed_everything(derive(opt.seed, epoch))
-    built.start_epoch(epoch)
+    rank = processes.rank()                       # process 0 draws for the whole batch, the others for their parts
+    seed_everything(derive(opt.seed, epoch, rank) if rank else derive(opt.seed, epoch))
+    built.call('start_epoch', epoch)
     trace = Trace(epoch, built.skipped_in_a_row)
     batches = loader.epoch(epoch)
     bar = tqdm(loader.watched(batches, epoch), desc=f'epoch {epoch}', total=len(batches), leave=False, disable=None)
@@ -159,10 +157,8 @@ def train_epoch(opt, built, loader, epoch):
         trace.add(**scalars)
         if built.ema:
             built.ema.update()
-        if processes.is_main():                              # it alone keeps the sampler's memory bank
-            datasampler.update_storage(built.sampler, embeddings, indices)
-        batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
-                              lambda metrics: evaluation.validate(opt, model, built.data, metrics))
+        if processes.is_main():
+            built.call('stepped', embeddings, labels, indices, step)
     scalars = trace.summary()
     built.skipped_in_a_row = trace.skipped_in_a_row
     return scalars | built.schedule.rates()

@@ -1,6 +1,7 @@
 """The parts of a run, built from the flags: network, data, and all that trains the network."""
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from datasets import features
 from flags import command_line
 from optimization import moving_average
 from records import backends, checkpoint
-from records.state import State, load_trained
+from records.state import State, load_trained, reached, root
 from utilities import device, loss_sums, machine, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.files import cache_folder
@@ -51,7 +52,7 @@ class Parts:
     The parts of one run. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer, schedule
     and step: None where nothing is trained. ema: None without --ema. teacher: None without --distill; teacher_checksum:
     None if the teacher is the moving average. skipped_in_a_row: number of consecutive skipped steps at the end of the
-    last epoch. transform: of the training images.
+    last epoch. transform: of the training images. offered: {name of a call: the methods of the parts}.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -67,16 +68,40 @@ class Parts:
     skipped_in_a_row: int = 0
     transform: object = None
 
-    LEFT_OUT = ('data', 'teacher')                                # no state; `ema` and `step` have the teacher, too
+    offered: dict = field(default_factory=dict)
 
-    def start_epoch(self, epoch):
-        """Calls start_epoch(epoch) of network, criterion, miner and sampler, and of what is inside them, if any."""
-        miners = self.miner if isinstance(self.miner, batch_mining.Miners) else [self.miner]
-        for part in (*self.model.modules(), *self.criterion.modules(), *miners, self.sampler, self.step):
-            if hasattr(part, 'start_epoch'):
-                part.start_epoch(epoch)
-        if hasattr(self.sampler, 'set_epoch'):
-            self.sampler.set_epoch(epoch)
+    LEFT_OUT = ('data', 'offered', 'teacher')                     # no state; `ema` and `step` have the teacher, too
+
+    def offering(self, name):
+        """
+        [(part, object)] of what has a method of this name: the parts and all that is inside them. The network comes
+        late, since embedding images, in a method of another part, leaves it in evaluation mode; then the step, which
+        gives all processes the same weights.
+        """
+        order = [*vars(self)]
+        found = [(root(place), thing) for place, thing in reached(self)[1].items()
+                 if place and callable(getattr(thing, name, None))]
+        return sorted(found, key=lambda one: (one[0] == 'step', one[0] == 'model', order.index(one[0])))
+
+    def call(self, name, *arguments):
+        """
+        Calls a method of all parts that have it: start_epoch(epoch) before each epoch; stepped(embeddings, labels,
+        indices, step) after each update, in process 0; evaluated(row, embedded, epoch) after each evaluation.
+        """
+        if name not in self.offered:                              # a walk through all parts, too slow for each step
+            self.offered[name] = [getattr(thing, name) for _, thing in self.offering(name)]
+        for method in self.offered[name]:
+            method(*arguments)
+
+    def log(self):
+        """{name: scalar} of the dicts `log` of the parts: the criterion's, and miner_<name> and so on of the others."""
+        found = {}
+        for part, value in vars(self).items():
+            for place, one in enumerate(value) if isinstance(value, list) else [(None, value)]:
+                log = getattr(one, 'log', None)
+                prefix = '' if part == 'criterion' else f'{part}_' if place is None else f'{part}_{place}_'
+                found |= {f'{prefix}{name}': scalar for name, scalar in (log if isinstance(log, dict) else {}).items()}
+        return found
 
     def with_state(self):
         """{name: part} of the parts whose state dicts a checkpoint has under these names."""
@@ -92,9 +117,18 @@ class Parts:
 
     def further_optimizers(self):
         """{name: optimizer} beside `optimizer`: of --embed_optim and --loss_optim, and the criterion's own."""
-        own = criteria.optimizers(self.criterion) if self.criterion else []
+        own = {'criterion': criteria.optimizers(self.criterion) if self.criterion else []}
+        for part, thing in self.offering('optimizers'):
+            if part != 'criterion':
+                own.setdefault(part, []).extend(thing.optimizers())
         of_flags = self.schedule.further if self.schedule else {}
-        return of_flags | {f'criterion_optimizer_{number}': optimizer for number, optimizer in enumerate(own, start=1)}
+        return of_flags | {f'{part}_optimizer_{number}': optimizer for part, optimizers in own.items()
+                           for number, optimizer in enumerate(optimizers, start=1)}
+
+    def further_groups(self):
+        """The optimizer groups that the parts beside network and criterion give by parameter_groups()."""
+        return [{'name': part} | group for part, thing in self.offering('parameter_groups')
+                if part not in ('model', 'criterion') for group in thing.parameter_groups()]
 
 
 def build(opt):
@@ -116,7 +150,9 @@ def build(opt):
     parts.sampler = datasampler.select(drawn, parts.data.train, parts.criterion)
     batch_norm.check_pieces(opt, parts.model)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
-    parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps)
+    let_embed(opt, parts, n_steps)
+    parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps,
+                                                          parts.further_groups())
     parts.ema = None if opt.ema is None else moving_average.MovingAverage(parts.model, opt.ema)
     takes_teacher = 'teacher_batch' in criteria.inputs(parts.criterion)
     if takes_teacher and opt.distill == 'ema':
@@ -125,6 +161,28 @@ def build(opt):
         parts.teacher, parts.teacher_checksum = load_teacher(opt, parts.model.input_size)
     parts.step = training_step.TrainingStep(opt, parts)
     return parts
+
+
+def let_embed(opt, parts, n_steps):
+    """
+    Gives a memory bank the function embed() -> embeddings of the training images [N, D], and a miner that learns the
+    function validate(metrics, step) -> {metric: value} of the validation images, and the progress of the training.
+    """
+    def embed():
+        with preserved():
+            return evaluation.embed(opt, parts.model, parts.data.evaluation['train'], 'train').embeddings
+
+    @functools.lru_cache(maxsize=1)                               # the miners of a sum ask for the same metrics
+    def validate(metrics, step):
+        with processes.alone():
+            found = evaluation.validate(opt, parts.model, parts.data, metrics)
+        return found | {'progress': step / (opt.n_epochs * n_steps)}
+
+    if hasattr(parts.sampler, 'storage'):
+        parts.sampler.storage.embed = embed
+    for miner in parts.miner if isinstance(parts.miner, list) else [parts.miner]:
+        if getattr(miner, 'update_every', 0):
+            miner.validate = validate
 
 
 def check_names(opt):

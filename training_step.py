@@ -44,6 +44,7 @@ class TrainingStep:
         device.check_step(opt)
         batch_norm.share(opt, parts.model)
         self.opt = opt
+        self.parts = parts
         self.model = parts.model
         self.criterion = parts.criterion
         self.miner = parts.miner
@@ -153,6 +154,7 @@ class TrainingStep:
             return outputs['batch'].sum() * 0
         if self.opt.tuple_statistics:
             self.of_step.counted = hard_pairs(outputs['batch'], more['labels'])
+        batch_mining.note_batch(self.miner, **more)
         with batch_norm.used_by_one(self.model.f_embed):
             return self.criterion(**outputs, f_embed=self.model.f_embed, **more)
 
@@ -204,8 +206,7 @@ class TrainingStep:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         skipped = {'skipped_steps': ~norm.isfinite()} if self.scaler.is_enabled() else {}
-        log = {**getattr(self.criterion, 'log', {}), **batch_mining.log(self.miner), **self.of_step.counted}
-        return {'loss': loss, **log, 'grad_norm': norm} | skipped
+        return {'loss': loss, **self.parts.log(), **self.of_step.counted, 'grad_norm': norm} | skipped
 
 
 def split_columns(whole, shapes):

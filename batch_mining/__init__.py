@@ -1,4 +1,6 @@
 """Batch miners: which tuples of a batch a ranking loss is computed on."""
+import types
+
 import numpy as np
 
 from batch_mining import (
@@ -68,27 +70,6 @@ def build(opt, pml_arguments):
 class Miners(list):
     """The miners of a sum of losses, by position; None where a loss needs none."""
 
-    @property
-    def update_every(self):
-        return max(getattr(miner, 'update_every', 0) for miner in self)          # the flags are the same for all
-
-    @property
-    def validation_metrics(self):
-        return {name: None for miner in self for name in getattr(miner, 'validation_metrics', ())}.keys()
-
-    def update(self, validation_metrics):
-        for miner in self:
-            if getattr(miner, 'update_every', 0):
-                miner.update(validation_metrics)
-
-
-def log(miner):
-    """{'miner_<name>': scalar} of the dict `log` that a miner may have; of a sum's miners, 'miner_<place>_<name>'."""
-    if isinstance(miner, Miners):
-        return {f'miner_{place}_{name}': value for place, one in enumerate(miner)
-                for name, value in getattr(one, 'log', {}).items()}
-    return {f'miner_{name}': value for name, value in getattr(miner, 'log', {}).items()}
-
 
 def check_feedback(miner, images):
     """
@@ -96,7 +77,8 @@ def check_feedback(miner, images):
 
     images: the validation split, None where there is none.
     """
-    if not getattr(miner, 'update_every', 0):
+    miners = miner if isinstance(miner, Miners) else [miner]
+    if not any(getattr(one, 'update_every', 0) for one in miners):
         return
     if images is None:
         raise UserError('--miner_parametric_adapt learns from validation images of the training classes: add '
@@ -107,12 +89,8 @@ def check_feedback(miner, images):
                         f'{sizes.max()} images; it needs at least two of both: set a smaller --tv_split_perc')
 
 
-def feedback(miner, step, n_steps, validate):
-    """
-    Called after each training step: gives a miner that learns the validation metrics, every miner.update_every steps.
-
-    step:     counted from 1 to n_steps over all epochs.
-    validate: (names of metrics) -> {name: float}, called only if the miner is due.
-    """
-    if getattr(miner, 'update_every', 0) and step % miner.update_every == 0:
-        miner.update(validate(miner.validation_metrics) | {'progress': step / n_steps})
+def note_batch(miner, **batch):
+    """Notes `indices` [B], `step` and `epoch` of a batch for the miners whose __call__ names them."""
+    for one in miner if isinstance(miner, Miners) else [miner]:
+        if hasattr(one, '__dict__'):
+            one.of_step = types.SimpleNamespace(**batch)

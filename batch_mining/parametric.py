@@ -259,10 +259,11 @@ class BatchMiner:
     """
     opt: miner_parametric_mode, _n_support, _support_lim, _adapt, _init, _update_every, _no_self_reg, and PADS's flags.
 
-    update_every: training steps between two calls of update(); 0: it does not learn.
-    validation_metrics: names of the metrics that update() takes.
+    update_every: training steps between two updates of the weights; 0: it does not learn.
+    validate:     function (names of metrics, step) -> {name: float} of the validation images, with `progress`, the
+                  fraction of the training that is completed; set from outside where it learns.
     """
-    validation_metrics = PADS.METRICS
+    validate = None
 
     def __init__(self, opt):
         self.support_lim = opt.miner_parametric_support_lim
@@ -277,6 +278,11 @@ class BatchMiner:
         self.weights = self.weights.to(batch.device)                   # copied once after each update
         return parametric_triplets(batch, labels, self.weights, self.support_lim, self.among_all)
 
+    def stepped(self, embeddings, labels, indices, step):
+        """After each training step; step: counted from 1 over all epochs."""
+        if self.update_every and step % self.update_every == 0:
+            self.update(self.validate(PADS.METRICS, step))
+
     def update(self, validation_metrics):
-        """validation_metrics: {name: float}, with `progress`, the fraction of the training that is completed."""
+        """validation_metrics: {name: float}, with `progress`."""
         self.weights = self.pads.update(validation_metrics, self.weights.cpu())

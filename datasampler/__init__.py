@@ -108,18 +108,8 @@ def select(opt, images, criterion=None):
             raise
         raise UserError(f'--views {opt.views}: of --bs {opt.bs}, the sampler chooses {of_images.bs} images, which '
                         f'are its --bs: {error}') from None
+    if hasattr(sampler, 'set_epoch') and not hasattr(sampler, 'start_epoch'):
+        raise UserError(f'--data_sampler {opt.data_sampler}: its method set_epoch is never called; name it start_epoch')
     if has_own_storage and getattr(sampler, 'requires_storage', True):
         return public.PublicSampler(opt, sampler, images.image_list)
     return sampler
-
-
-def fill_storage(sampler, embed):
-    """Before an epoch: fills the memory bank of a sampler that has one; embed() -> training embeddings [N, D]."""
-    if hasattr(sampler, 'storage'):
-        sampler.storage.fill(embed)
-
-
-def update_storage(sampler, embeddings, indices):
-    """After a step: updates a sampler's memory bank with the batch's embeddings [B, D] and image indices [B]."""
-    if hasattr(sampler, 'storage'):
-        sampler.storage.update(embeddings, indices)

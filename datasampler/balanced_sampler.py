@@ -45,7 +45,7 @@ class Sampler(torch.utils.data.Sampler):
         self.n_batches = -(-int(self.n_groups.sum()) // self.groups_per_batch)
         self.sampler_length = opt.iterations_per_epoch or self.n_batches
 
-    def set_epoch(self, epoch):
+    def start_epoch(self, epoch):
         self.epoch = epoch
 
     def __len__(self):

@@ -49,7 +49,7 @@ class Sampler(torch.utils.data.Sampler):
         length = -(-len(image_dict) // self.n_classes) if self.cover_epoch else max(1, len(image_list) // opt.bs)
         self.sampler_length = opt.iterations_per_epoch or length
 
-    def set_epoch(self, epoch):
+    def start_epoch(self, epoch):
         self.epoch = epoch
 
     def __len__(self):

@@ -99,7 +99,7 @@ class Sampler(torch.utils.data.Sampler):
         self.epoch = 0
         self.sampler_length = opt.iterations_per_epoch or max(1, len(image_list) // opt.bs)
 
-    def set_epoch(self, epoch):
+    def start_epoch(self, epoch):
         self.epoch = epoch
 
     def __len__(self):

@@ -33,7 +33,7 @@ class Sampler(torch.utils.data.Sampler):
         self.starts = self.sizes.cumsum(0) - self.sizes
         self.sampler_length = opt.iterations_per_epoch or max(1, len(image_list) // opt.bs)
 
-    def set_epoch(self, epoch):
+    def start_epoch(self, epoch):
         self.epoch = epoch
 
     def __len__(self):

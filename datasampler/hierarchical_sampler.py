@@ -58,7 +58,7 @@ class Sampler(torch.utils.data.Sampler):
         self.n_inside = self.superclass.bincount()                                     # classes per super-class
         self.sampler_length = opt.iterations_per_epoch or max(1, len(image_list) // opt.bs)
 
-    def set_epoch(self, epoch):
+    def start_epoch(self, epoch):
         self.epoch = epoch
 
     def __len__(self):

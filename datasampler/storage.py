@@ -53,6 +53,12 @@ class Storage:
         self.embeddings = torch.tensor(torch.nan, device=self.device).expand(self.shape)        # not filled yet
         self.change = None
 
+    def start_epoch(self, epoch):
+        self.fill(self.embed)
+
+    def stepped(self, embeddings, labels, indices, step):
+        self.update(embeddings, indices)
+
     def fill(self, embed):
         """Before an epoch. embed: () -> [N, --embed_dim] embeddings of all training images; called only if needed."""
         if self.embeddings[0, 0].isnan():

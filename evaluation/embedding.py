@@ -35,15 +35,17 @@ def network_outputs(network, images, with_maps=False):
     return network(network_input(images, device), with_maps)
 
 
-def embed_batch(network, images, views=()):
+def embed_batch(network, images, settings=None):
     """
     How images are embedded in evaluation, by Evaluate_Network.py, in an index and its queries, by torch.hub's network
     and, without views, by a teacher: images as in network_outputs() -> embeddings [B, D] and pooled features [B, F],
     the means over the images and their --eval_views, which the network gets one after the other. Float32 is computed in
     full precision, also where a GPU trains in TF32.
 
-    A change belongs here, and acts in all of them.
+    A change belongs here, and acts in all of them. settings: {flag: value} of the flags with embedding=True in
+    parameters.py; None for a teacher.
     """
+    views = settings['eval_views'] if settings else ()
     further = [view for view in dict.fromkeys(views) if view != 1]                  # each view counts once
     with full_float32():
         outputs = network_outputs(network, images)
@@ -104,7 +106,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     bar = tqdm(loader, desc=f'embed {name}', leave=False, disable=None)
     for batch, _, indices in stopping.checked(bar):
         with precision, full_float32():
-            found = embed_batch(model, batch, opt.eval_views)
+            found = embed_batch(model, batch, vars(opt))
             norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before normalisation
         embedded = found[int(features)]
         rows = slice(int(indices[0]), int(indices[0]) + len(batch))

@@ -31,17 +31,17 @@ def optimizer_name(text):
                                      f'{nearest(name, OPTIMIZERS)}')
 
 
-def select(opt, model, criterion, n_steps=1):
+def select(opt, model, criterion, n_steps=1, more=()):
     """
     The optimizer --optim of backbone, embedding layer and criterion, and the Schedule of its learning rates; with
     --embed_optim or --loss_optim, the embedding layer or the criterion has an optimizer of its own, in
-    Schedule.further. n_steps: number of steps per epoch.
+    Schedule.further. n_steps: number of steps per epoch. more: optimizer groups of other parts, which have names.
     """
     network = [{'weight_decay': opt.decay} | group for group in network_groups(opt, model)]
     own = [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
            for group in parameter_groups(criterion)]
     by_criterion = optimizers(criterion)
-    check_once(network + own, by_criterion)
+    check_once(network + own + [*more], by_criterion)
     for optimizer in by_criterion:
         if type(optimizer) in OPTIMIZERS.values():           # the names of the state of others are not known
             restoring.name_kind(optimizer)
@@ -54,6 +54,7 @@ def select(opt, model, criterion, n_steps=1):
             groups += of_part
         else:
             further[f'{part}_optimizer'] = build(opt, f'{part}_optim', of_part)
+    groups += [{'weight_decay': opt.decay} | group for group in more]
     optimizer = build(opt, 'optim', groups)
     return optimizer, Schedule(opt, optimizer, n_steps, further)
 

@@ -290,7 +290,10 @@ class Reader:
         self.made[number] = present                           # it may contain itself
         decoded = [[*map(self.decode, part)] if isinstance(present, dict) else self.decode(part) for part in content]
         present.clear()
-        if isinstance(present, dict | set):
+        if isinstance(present, dict):
+            for key, value in decoded:
+                present[key] = value
+        elif isinstance(present, set):
             present.update(decoded)
         else:
             present.extend(decoded)

@@ -54,9 +54,7 @@ class State:
     def __init__(self, built, stored, device):
         self.device = device
         self.stored = {id(part) for one in stored for part in (one.modules() if is_module(one) else [one])}
-        self.places = {}                                      # {id: (function that returns the thing or None, place)}
-        self.objects = {}
-        self.visit(built)
+        self.places, self.objects = reached(built, self.stored)
         # what a trained network needs is encoded first, so that nothing of it is mentioned as the content of others
         self.objects = dict(sorted(self.objects.items(), key=lambda item: root(item[0]) not in TRAINED))
         self.as_built = {}
@@ -67,21 +65,6 @@ class State:
         self.required_grad = {place: leaf.requires_grad for place, leaf in self.leaves().items()}
         self.changed = set()
         self.noted = set()
-
-    def visit(self, built):
-        """Finds the things and objects; a thing that is reached in several ways gets the shortest place."""
-        queue = collections.deque([('', built)])
-        while queue:
-            place, value = queue.popleft()
-            if type(value) in PLAIN or self.place_of(value) is not None:
-                continue
-            self.places[id(value)] = reference(value), place
-            if container_kind(value):
-                queue.extend((f'{place}[{key!r}]', part) for key, part in items(value))
-            if has_attributes(value) and (is_module(value) or id(value) not in self.stored):
-                self.objects[place] = value
-                if not isinstance(value, BY_STATE_DICT):      # their state dicts are made anew each time
-                    queue.extend((joined(place, name), part) for name, part in attributes(value, place).items())
 
     def place_of(self, value):
         """The place of a thing; None for what was not there when the run was built."""
@@ -289,6 +272,29 @@ def load_trained(name, module, states):
     own.restore(saved, {})
 
 
+def reached(built, stored=()):
+    """
+    ({id of a thing: (function that returns the thing or None, its place)}, {place: object}) of all that is reached from
+    `built` by attributes and containers; what is reached in several ways gets the shortest place. Of the objects whose
+    ids are `stored`, only modules count.
+    """
+    places = {}
+    objects = {}
+    queue = collections.deque([('', built)])
+    while queue:
+        place, value = queue.popleft()
+        if type(value) in PLAIN or id(value) in places:
+            continue
+        places[id(value)] = reference(value), place
+        if container_kind(value):
+            queue.extend((f'{place}[{key!r}]', part) for key, part in items(value))
+        if has_attributes(value) and (is_module(value) or id(value) not in stored):
+            objects[place] = value
+            if not isinstance(value, BY_STATE_DICT):          # their state dicts are made anew each time
+                queue.extend((joined(place, name), part) for name, part in attributes(value, place).items())
+    return places, objects
+
+
 def is_module(value):
     return isinstance(value, torch.nn.Module)
 
@@ -346,6 +352,7 @@ def put(thing, name, value, persistent):
         setattr(thing, name, value)
 
 
+@torch.no_grad()
 def set_gradient(leaf, rows, have):
     """rows [n, ...]: of n processes. With another number of processes, process 0 gets their sum."""
     rank = processes.rank()
@@ -353,7 +360,7 @@ def set_gradient(leaf, rows, have):
         rows = rows.sum(dim=0, keepdim=True)
         have = [True] + [False] * rank
     if have[rank]:
-        leaf.grad = rows[rank].view(leaf.shape).to(leaf).contiguous()
+        leaf.grad = torch.empty_like(leaf).copy_(rows[rank].view(leaf.shape))              # in the layout of the leaf
 
 
 def take_over(thing, state):

@@ -27,10 +27,10 @@ class Records:
         self.folder = Path(folder)
         self.opt = opt
         self.backends = []
+        self.rows = recorded['rows'] if recorded else []     # in every process
+        self.spectra = recorded['spectra'] if recorded else []
         if not processes.is_main():
             return
-        self.rows = recorded['rows'] if recorded else []
-        self.spectra = recorded['spectra'] if recorded else []
         self.database = database.Database(self.folder / 'records.sqlite', self.rows, self.spectra)
         write_csv(self.folder / 'log.csv', self.rows)
         write_csv(self.folder / 'spectrum.csv', self.spectra)
@@ -89,14 +89,20 @@ class Records:
             backends.note(type(backend).__name__, 'takes no more records', problem, self.folder)
             backends.failure(backend.close, True)            # releases what it still holds
 
-    @processes.rank_zero_only
     def log(self, epoch, trained, evaluated=None):
         """
         trained:   {'train_loss', 'lr', and other scalars for the backends, named <group>/<name>}.
         evaluated: {'<split>_<metric>': float or array}, or None in an epoch without evaluation.
 
-        Returns the epoch's row of log.csv. Its `seconds` count from the previous row, or from the start.
+        Returns the epoch's row of log.csv. Its `seconds` count from the previous row, or from the start. All processes
+        call it, and have the same `rows`.
         """
+        row, rows = processes.run_on_rank_zero(self.write, epoch, trained, evaluated)
+        self.rows = rows
+        return row
+
+    def write(self, epoch, trained, evaluated):
+        """What process 0 does in log(). Returns the epoch's row, and the new `rows`."""
         now = time.perf_counter()
         trained = trained | {'seconds': now - self.clock}
         self.clock = now
@@ -116,7 +122,7 @@ class Records:
         write_csv(self.folder / 'log.csv', self.rows)
         write_csv(self.folder / 'spectrum.csv', self.spectra)
         self.pass_on(epoch, trained | row, spectra)
-        return row
+        return row, self.rows
 
     @processes.rank_zero_only
     def summarise(self, state, finished=False):

@@ -1,5 +1,6 @@
 """A trained network without the data that it was trained on, and the embeddings of any images."""
 import os
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,7 +73,7 @@ class Network(torch.nn.Module):
                 raise UserError(f'expected floating-point images with values in [0, 1], not from {low:g} to {high:g}: '
                                 'divide by 255, or give uint8; the network itself normalises colours')
         images = images if images.dtype == torch.uint8 else images.float()
-        embeddings, features = embed_batch(self.model, images, self.settings['eval_views'])
+        embeddings, features = embed_batch(self.model, images, self.settings)
         points = features if self.settings['eval_features'] else embeddings
         return compared(points, self.settings['eval_normalize'])
 
@@ -121,11 +122,17 @@ def load(run, device='auto'):
     Raises UserError where `run` is neither, or is damaged.
     """
     opt = configuration.parse(['--evaluate', str(run), *command_line.tokens({'device': device})])
+    if opt.pca:
+        print(f'Note: {run}: --pca {opt.pca} reduces the embeddings in evaluations, and not here', file=sys.stderr)
+        opt.pca = 0
     return restore(opt, run)
 
 
 def restore(opt, run):
     """The Network of a run, and the Transform of its images, with the flags of the namespace `opt`."""
+    if opt.pca:
+        raise UserError(f'--pca {opt.pca}: its components are fitted on the training images in each evaluation, and '
+                        'are not applied here; give --pca 0')
     with preserved():
         model = parts.restore_network(opt, run)
     return Network(opt, model, run), Transform(datasets.pipelines(opt, model.input_size)[1])

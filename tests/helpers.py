@@ -258,7 +258,8 @@ def sampler_of(opt, images, embeddings=None):
         centres = torch.randn(len(images.image_dict), opt.embed_dim, generator=generator)
         noise = torch.randn(len(labels), opt.embed_dim, generator=generator)
         embeddings = torch.nn.functional.normalize(centres[labels] + .5 * noise, dim=1)
-    datasampler.fill_storage(sampler, lambda: embeddings)
+    if hasattr(sampler, 'storage'):
+        sampler.storage.fill(lambda: embeddings)
     return sampler
 
 

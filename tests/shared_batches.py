@@ -20,7 +20,7 @@ import main
 import optimization
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from optimization import moving_average
-from parts import Parts
+from parts import Parts, let_embed
 from training_step import TrainingStep
 from utilities import processes
 from utilities.loading import TrainingLoader
@@ -176,6 +176,7 @@ def build(flags, dtype=torch.float64, device='cpu', **of_network):
     if opt.distill:
         other = argparse.Namespace(**vars(opt) | {'embed_dim': 3})
         built.teacher = built.ema.average if opt.distill == 'ema' else network(other).to(opt.device, dtype)
+    let_embed(opt, built, opt.iterations_per_epoch)
     built.step = TrainingStep(opt, built)
     return opt, built, TrainingLoader(opt, images, built.sampler)
 

@@ -9,9 +9,10 @@ import torch
 import batch_mining
 import criteria
 import datasampler
+import parts
 from architectures import depth
-from records import writing
-from tests.helpers import folder_of
+from records import checkpoint, writing
+from tests.helpers import assert_resumes_exactly, folder_of, kept_by
 
 FEW = ['--iterations_per_epoch', '2', '--evaluation_metrics', 'e_recall@1', '--loss', 'triplet', '--batch_mining',
        'semihard']
@@ -27,6 +28,83 @@ def test_parts_hear_of_each_epoch_also_inside_sums_and_wrappers(quick, run, monk
     flags = ['--loss', 'triplet+softmax', '--batch_mining', 'semihard+none', '--dr_weight', '0.1']
     assert run(*quick, *FEW, *flags) == 0
     assert heard == [(name, epoch) for epoch in (1, 2) for name in ('Criterion', 'BatchMiner', 'Sampler')]
+
+
+def test_parts_hear_of_each_step_and_evaluation(quick, run, monkeypatch):
+    """Every part, also a memory bank inside a sampler and an object that is put on the parts."""
+    heard = []
+
+    class Heard:
+        def stepped(self, embeddings, labels, indices, step):
+            heard.append(('step', step, [*embeddings.shape], len(labels), len(indices)))
+
+        def evaluated(self, row, embedded, epoch):
+            heard.append(('evaluated', epoch, 'test_e_recall@1' in row, [*embedded]))
+
+    def build(opt):
+        built = original(opt)
+        built.sampler.inner, built.own = Heard(), Heard()
+        return built
+
+    original = parts.build
+    monkeypatch.setattr(parts, 'build', build)
+    assert run(*quick, *FEW, '--no_train_metrics') == 0
+    once = [('evaluated', 0, True, ['test']), ('step', 1, [12, 16], 12, 12), ('step', 2, [12, 16], 12, 12),
+            ('evaluated', 1, True, ['test']), ('step', 3, [12, 16], 12, 12), ('step', 4, [12, 16], 12, 12),
+            ('evaluated', 2, True, ['test'])]
+    assert heard == [one for one in once for _ in range(2)]
+
+
+def test_a_miner_gets_what_it_names_of_indices_step_and_epoch(quick, run, monkeypatch):
+    given = []
+
+    class Remembering(SEMIHARD):
+        def __call__(self, batch, labels, indices, epoch, step):
+            assert len(indices) == len(labels) == len(batch)
+            given.append((epoch, step))
+            return super().__call__(batch, labels)
+
+    monkeypatch.setattr(batch_mining.BATCHMINERS['semihard'], 'BatchMiner', Remembering)
+    assert run(*quick, *FEW) == 0
+    assert given == [(1, 1), (1, 2), (2, 3), (2, 4)]
+
+
+def test_other_parts_may_have_optimizer_groups_optimizers_and_scalars(quick, run, tmp_path, monkeypatch):
+    class Learning(SEMIHARD):
+        def __init__(self, opt):
+            super().__init__(opt)
+            self.weight, self.own = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+            self.optimizer = torch.optim.SGD([self.own], lr=1.)
+
+        def parameter_groups(self):
+            return [{'params': [self.weight], 'lr': 1.}]
+
+        def optimizers(self):
+            return [self.optimizer]
+
+        def __call__(self, batch, labels):
+            with torch.enable_grad():
+                (self.weight + self.own).sum().backward()
+            self.log = {'weight': self.weight.detach().mean()}
+            return super().__call__(batch, labels)
+
+    monkeypatch.setattr(batch_mining.BATCHMINERS['semihard'], 'BatchMiner', Learning)
+    assert_resumes_exactly(run, tmp_path, [*quick, *FEW, '--optim', 'sgd'])
+    assert kept_by(folder_of(tmp_path), 'miner')['own'].item() == 1 - 4
+    states = checkpoint.load(folder_of(tmp_path) / 'checkpoint_last.pt')
+    assert [group['name'] for group in states['optimizer']['param_groups']][-1] == 'miner'
+    assert 'miner_optimizer_1' in states
+
+
+def test_a_sampler_with_set_epoch_is_refused(quick, run, monkeypatch, capsys):
+    class Old(SAMPLER):
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+    monkeypatch.delattr(SAMPLER, 'start_epoch')
+    monkeypatch.setattr(datasampler.SAMPLERS['class_random'], 'Sampler', Old)
+    assert run(*quick, *FEW) == 2
+    assert 'its method set_epoch is never called; name it start_epoch' in capsys.readouterr().err
 
 
 def test_a_sampler_may_ask_for_the_criterion(quick, run, monkeypatch):

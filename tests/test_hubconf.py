@@ -103,7 +103,7 @@ def test_a_sampler_is_the_programs(name, opt):
     epochs = []
     for epoch in (1, 2):
         for sampler in (found, wanted):
-            sampler.set_epoch(epoch)
+            sampler.start_epoch(epoch)
         epochs.append(list(found))
         assert epochs[-1] == list(wanted)
     assert epochs[0] != epochs[1] and len(found) == len(epochs[0]) >= 72 // 12

@@ -201,25 +201,25 @@ def test_a_public_sampler_gets_its_memory_bank_filled_and_updated_as_by_the_publ
     for refill in (False, True):
         sampler = sampler_of(monkeypatch, opt, data_idx_full_prec=refill)
         state = state_of(sampler=sampler)
-        datasampler.fill_storage(sampler, lambda: first)
+        sampler.storage.fill(lambda: first)
         assert torch.equal(sampler.sampler.storage, first)
         seed_everything(1)
         batches = [*sampler]
         seed_everything(1)
         assert batches == [*sampler] and len(batches) == len(sampler) == 2           # no worker with a seed of its own
-        datasampler.update_storage(sampler, batch, torch.tensor([3, 5]))
+        sampler.storage.update(batch, torch.tensor([3, 5]))
         expected = first.clone()
         expected[[3, 5]] = batch
         assert torch.equal(sampler.sampler.storage, expected)
-        datasampler.fill_storage(sampler, lambda: second)
+        sampler.storage.fill(lambda: second)
         assert torch.equal(sampler.sampler.storage, second if refill else expected)
         other = sampler_of(monkeypatch, opt, data_idx_full_prec=refill)
         hand_over(state, state_of(sampler=other), tmp_path)
         assert hasattr(other.sampler, 'moved') == refill and other.storage.is_filled
         assert torch.equal(other.sampler.storage, sampler.sampler.storage)
     kept = sampler_of(monkeypatch, opt, data_storage_no_update=True)
-    datasampler.fill_storage(kept, lambda: first)
-    datasampler.update_storage(kept, batch, torch.tensor([3, 5]))
+    kept.storage.fill(lambda: first)
+    kept.storage.update(batch, torch.tensor([3, 5]))
     assert torch.equal(kept.sampler.storage, first)
 
 
@@ -231,8 +231,8 @@ def test_a_public_sampler_may_have_an_array_as_memory_bank(opt, monkeypatch, tmp
     array = SAMPLER.replace(']).cpu()', ']).numpy()').replace(', self.update_storage =', ', self.no_update =') + method
     sampler, other = (sampler_of(monkeypatch, opt, array) for _ in range(2))
     state = state_of(sampler=sampler)
-    datasampler.fill_storage(sampler, lambda: torch.zeros(12, 3))
-    datasampler.update_storage(sampler, torch.ones(1, 3), torch.tensor([4]))         # the method, as some files have it
+    sampler.storage.fill(lambda: torch.zeros(12, 3))
+    sampler.storage.update(torch.ones(1, 3), torch.tensor([4]))         # the method, as some files have it
     hand_over(state, state_of(sampler=other), tmp_path)
     assert other.sampler.storage.sum() == 3 and (other.sampler.storage[4] == 1).all()
 

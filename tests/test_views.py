@@ -23,6 +23,7 @@ FEW = ['--evaluation_metrics', 'e_recall@1']
 def sampled(flags, epoch=3):
     """The batches of an epoch, lists of (index, seed)."""
     sampler = sampler_of(flags, images_of(SIZES))
+    sampler.start_epoch(epoch)
     return TrainingLoader(flags, torch.utils.data.TensorDataset(torch.zeros(sum(SIZES))), sampler).sampled(epoch)
 
 
@@ -32,7 +33,7 @@ def test_a_batch_has_the_images_of_a_smaller_one_several_times(sampler, opt):
     common = {'data_sampler': sampler, 'kernels': 0, 'samples_per_class': 2, 'data_batchmatch_bigbs': 20,
               'embed_dim': 8, 'seed': 4}
     plain, own = opt(bs=8, **common), sampler_of(opt(bs=8, **common), images_of(SIZES))
-    own.set_epoch(3)
+    own.start_epoch(3)
     batches = [list(map(int, batch)) for batch in own]
     seeds = [derive(4, 3, position) for position in range(sum(map(len, batches)))]
     found = sampled(plain)

@@ -1,5 +1,6 @@
 """Data loaders whose batches do not depend on the number of workers."""
 import itertools
+import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -109,7 +110,7 @@ def workers(opt):
 
 class TrainingLoader:
     """
-    Loads the batches of one epoch after the other, with workers that live as long as the run.
+    Loads the batches of one epoch after the other, with workers that live as long as the data set stays the same.
 
     All batches of an epoch are sampled here before its first image is loaded, so that a sampler and a miner that use
     the same random generator do not affect each other. Each sampled image is in its batch --views times. Each of these
@@ -127,10 +128,8 @@ class TrainingLoader:
         self.whole = []                                      # the epoch's batches
         self.batches = []                                    # the parts of them that this process loads
         self.n_epochs = 0
-        n_workers = workers(opt)
-        self.loader = Loader(
-            dataset, batch_sampler=self.batches, num_workers=n_workers, persistent_workers=n_workers > 0,
-            pin_memory=is_gpu(opt.device), generator=torch.Generator())
+        self.loader = None
+        self.of_workers = None                               # the data set that the workers have, pickled
 
     def epoch(self, epoch):
         """
@@ -139,6 +138,7 @@ class TrainingLoader:
         image if the part is empty. Where the data set has features, they take the images' place.
         """
         self.n_epochs += 1
+        self.begin_loading()
         sampled = processes.run_on_rank_zero(self.sampled, epoch)
         self.whole = [[*map(tuple, batch)] for batch in sampled]             # other processes than 0 get lists of two
         features = getattr(self.dataset, 'features', None)
@@ -150,6 +150,22 @@ class TrainingLoader:
             return self.loader
         self.batches[:] = [batch[exchange.part(len(batch))] or batch[:1] for batch in self.whole]
         return self
+
+    def begin_loading(self):
+        """
+        Makes the loader, whose workers keep the data set as it is now; again if the data set has changed, as by a
+        start_epoch() of its transform, or cannot be pickled, so that this is not known.
+        """
+        n_workers = workers(self.opt)
+        try:
+            now = pickle.dumps(self.dataset) if n_workers else b''
+        except Exception:                                    # pickle raises anything
+            now = None
+        if self.loader is None or now is None or now != self.of_workers:
+            self.loader = Loader(
+                self.dataset, batch_sampler=self.batches, num_workers=n_workers, persistent_workers=n_workers > 0,
+                pin_memory=is_gpu(self.opt.device), generator=torch.Generator())
+            self.of_workers = now
 
     def watched(self, batches, epoch):
         """Yields the batches of an epoch. Prints a note if a long first one spent a fifth of it waiting."""
@@ -166,8 +182,6 @@ class TrainingLoader:
 
     def sampled(self, epoch):
         """The epoch's batches, lists of (index, seed); the views of an image follow each other."""
-        if hasattr(self.sampler, 'set_epoch'):
-            self.sampler.set_epoch(epoch)
         n_batches = self.opt.iterations_per_epoch or len(self.sampler)
         endless = itertools.chain.from_iterable(itertools.repeat(self.sampler))          # begins again where it ends
         seeds = (derive(self.opt.seed, epoch, position) for position in itertools.count())

@@ -119,6 +119,7 @@ class Miner:
         self.name = name
         self.takes_masks = takes_masks
         self.use = use
+        self.names = {'indices', 'step', 'epoch'} & {*inspect.signature(batchminer).parameters}
         # the tuples of the last batch, and those given by a wrapper or the caller
         self.of_step = types.SimpleNamespace(mined=None, tuples=None)
 
@@ -128,7 +129,7 @@ class Miner:
         if found is None:
             # miners of the public code, which have a name, take labels to NumPy
             own = labels.cpu() if hasattr(self.batchminer, 'name') else labels
-            mined = self.batchminer(batch, own, **options)
+            mined = self.batchminer(batch, own, **options, **self.noted(labels))
             try:
                 found = checked(mined, batch)
             except (TypeError, ValueError, RuntimeError, IndexError) as error:
@@ -139,6 +140,16 @@ class Miner:
         if not self.takes_masks:
             self.of_step.mined = self.last
         return self.of_step.mined
+
+    def noted(self, labels):
+        """What the miner names of `indices`, `step` and `epoch`, which the training step has noted for the batch."""
+        noted = getattr(self.batchminer, 'of_step', None)
+        if not self.names or noted is None:
+            return {}
+        if 'indices' in self.names and len(labels) != len(noted.indices):
+            raise UserError(f'--batch_mining {self.name} takes the indices of the batch, but this --loss gives it '
+                            f'{len(labels)} samples of other batches or parts; choose another loss or miner')
+        return {name: vars(noted)[name] for name in self.names}
 
     @property
     def last(self):

@@ -29,12 +29,24 @@ CONNECTING = timedelta(minutes=10)       # limit from the first process that con
 PATIENCE = timedelta(days=365)           # limit of waiting for the work of process 0
 HERE = '127.0.0.1'                       # the address of this machine that no other machine reaches
 store = None                             # the store that all processes share
+is_alone = False                         # whether this process is in the block of alone()
 patient = None                           # the gloo group of all processes whose limit is PATIENCE
 
 
 def connected():
     """Whether this process is one of several that compute one run."""
-    return dist.is_available() and dist.is_initialized()
+    return not is_alone and dist.is_available() and dist.is_initialized()
+
+
+@contextlib.contextmanager
+def alone():
+    """In the block, which one process enters, it computes as if it were the only one; the others wait for it later."""
+    global is_alone
+    is_alone = True
+    try:
+        yield
+    finally:
+        is_alone = False
 
 
 def rank():

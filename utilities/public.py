@@ -67,6 +67,12 @@ class PublicStorage:
         self.refill = opt.data_idx_full_prec
         self.is_filled = False
 
+    def start_epoch(self, epoch):
+        self.fill(self.embed)
+
+    def stepped(self, embeddings, labels, indices, step):
+        self.update(embeddings, indices)
+
     def fill(self, embed):
         """Before an epoch. embed: () -> [N, D] embeddings of all training images; called only if needed."""
         if self.is_filled and not self.refill:

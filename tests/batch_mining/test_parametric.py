@@ -12,10 +12,12 @@ import batch_mining
 import configuration
 import datasets
 import evaluation
+import parts
 from batch_mining import distance, parametric
 from records import checkpoint
 from tests.helpers import assert_same_end, folder_of, hand_over, kept_by, state_of
 from utilities.errors import UserError
+from utilities.namespace import changed
 from utilities.randomness import preserved
 
 ADAPT = ('--batch_mining', 'parametric', '--miner_parametric_adapt', '--use_tv_split', '--tv_split_by_samples',
@@ -244,14 +246,13 @@ def test_only_the_validation_split_is_seen(quick, monkeypatch):
         opt, model, images, name))
     embed = evaluation.embedding.embed
 
-    class Learner:
-        update_every, validation_metrics = 3, ('nmi', 'e_recall@1')
-        update = staticmethod(updates.append)
-
+    miner = batch_mining.select(changed(opt, miner_parametric_update_every=3))
+    monkeypatch.setattr(miner, 'update', updates.append)
+    parts.let_embed(changed(opt, n_epochs=2), parts.Parts(model, data, miner=miner), n_steps=5)
     for step in range(1, 8):
-        batch_mining.feedback(Learner, step, 10, lambda metrics: evaluation.validate(opt, model, data, metrics))
+        miner.stepped(None, None, None, step)
     assert seen == [data.evaluation['val']] * 2
-    assert [found.keys() for found in updates] == [{'nmi', 'e_recall@1', 'progress'}] * 2
+    assert [found.keys() for found in updates] == [{*parametric.PADS.METRICS, 'progress'}] * 2
     assert [found['progress'] for found in updates] == [.3, .6]
     assert not set(data.evaluation['val'].paths) & (set(data.train.paths) | set(data.evaluation['test'].paths))
 
@@ -259,10 +260,10 @@ def test_only_the_validation_split_is_seen(quick, monkeypatch):
 def test_training_does_not_notice_the_evaluations(quick, run, tmp_path, monkeypatch):
     """A run whose miner is shown validation metrics at every step, and does nothing with them."""
     class Looking(distance.BatchMiner):
-        update_every, validation_metrics = 1, parametric.PADS.METRICS
+        update_every = 1
 
-        def update(self, validation_metrics):
-            assert all(np.isfinite(value) for value in validation_metrics.values())
+        def stepped(self, embeddings, labels, indices, step):
+            assert all(np.isfinite(value) for value in self.validate(parametric.PADS.METRICS, step).values())
 
     arguments = [*quick, *ADAPT, '--batch_mining', 'distance', '--n_epochs', '1']
     assert run(*arguments) == 0

@@ -40,7 +40,7 @@ def test_indices_are_valid_and_an_epoch_is_a_function_of_seed_and_epoch(name, op
     epochs = []
     for seed, epoch in ((0, 1), (0, 1), (0, 2), (1, 1)):
         sampler = build(name, opt, SIZES, bs=8, samples_per_class=2, seed=seed)
-        sampler.set_epoch(epoch)
+        sampler.start_epoch(epoch)
         torch.manual_seed(len(epochs))                      # the global generator plays no part
         epochs.append(list(sampler))
     assert epochs[0] == epochs[1] and epochs[0] != epochs[2] and epochs[0] != epochs[3]
@@ -82,7 +82,7 @@ def test_data_cover_epoch_visits_every_class_once(n_classes, per_batch, opt):
     flags = {'bs': 2 * per_batch, 'samples_per_class': 2, 'data_cover_epoch': True}
     for epoch in range(20):
         sampler = build('class_random', opt, sizes, **flags)
-        sampler.set_epoch(epoch)
+        sampler.start_epoch(epoch)
         visits = [set(by_class(batch, images_of(sizes).image_list)) for batch in sampler]
         assert len(visits) == len(sampler) == -(-n_classes // per_batch)
         assert all(len(classes) == per_batch for classes in visits)          # none twice within a batch
@@ -110,7 +110,7 @@ def test_image_random_is_uniform_over_images_and_repeats_none(opt):
     sampler = build('image_random', opt, [40, 4, 1, 15], bs=7)
     counts = Counter()
     for epoch in range(600):
-        sampler.set_epoch(epoch)
+        sampler.start_epoch(epoch)
         drawn = [index for batch in sampler for index in batch]
         assert len(drawn) == len(set(drawn)) == 56                           # 8 batches, and 4 images left over
         counts.update(drawn)
@@ -126,7 +126,7 @@ def test_balanced_covers_all_images_with_as_many_classes_a_batch_as_fit(sizes, b
     n_groups = {label: -(-size // per_class) for label, size in enumerate(sizes)}
     for epoch in range(10):
         sampler = build('balanced', opt, sizes, bs=bs, samples_per_class=per_class)
-        sampler.set_epoch(epoch)
+        sampler.start_epoch(epoch)
         batches = list(sampler)
         assert {index for batch in batches for index in batch} == set(range(sum(sizes)))
         assert len(batches) == -(-sum(n_groups.values()) // k)               # no more than it takes
@@ -255,7 +255,7 @@ def test_a_loaders_batches_do_not_depend_on_workers_and_repeated_draws_differ_in
     assert len(set(seeds)) == len(seeds) == 48
 
 
-def test_a_sampler_with_a_global_generator_and_no_set_epoch_works(opt):
+def test_a_sampler_with_a_global_generator_and_no_start_epoch_works(opt):
     """As users' own samplers do it; one that is shorter than --iterations_per_epoch starts over."""
     class Own(torch.utils.data.Sampler):
         def __len__(self):

@@ -187,6 +187,7 @@ def test_loaders_yield_uint8_and_the_networks_input_is_the_float_item(patterns, 
         flags = opt(kernels=kernels, device=torch.device('cpu'), iterations_per_epoch=2)
         batches = [[(0, 3), (7, 4)], [(9, 5)]]
         loader = TrainingLoader(flags, data.train, batches)
+        loader.begin_loading()
         loader.batches[:] = batches
         for batch, (images, labels, indices) in zip(batches, loader.loader, strict=True):
             items = [data.train[item] for item in batch]

@@ -25,6 +25,7 @@ FORMS = {
     'new deque': lambda part, n: setattr(part, 'kept', collections.deque(range(n), maxlen=2)),
     'dict': lambda part, n: part.table.update({n: {'mean': torch.tensor(n / 3), (n, 1): None}}),
     'ordered dict': lambda part, n: setattr(part, 'kept', collections.OrderedDict(b=n, a=2)),
+    'counter': lambda part, n: part.counter.update([n]),
     'defaultdict': lambda part, n: part.counts[n].append(n),
     'object of its own': lambda part, n: setattr(part.inner, 'total', part.inner.total + n),
     'object in a list': lambda part, n: setattr(part.parts[1], 'total', n),
@@ -61,6 +62,7 @@ class Part:
         self.queue = collections.deque(maxlen=3)
         self.table = {}
         self.counts = collections.defaultdict(list)
+        self.counter = collections.Counter()
         self.inner = Inner()
         self.parts = [Inner(), Inner()]
         self.slots = Slots()

@@ -5,6 +5,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from records import run_folder
+from reports import final_rows
+from utilities.files import read_csv
+
 
 @pytest.fixture
 def rows_of_runs(make, evaluate, tmp_path):
@@ -14,6 +18,19 @@ def rows_of_runs(make, evaluate, tmp_path):
         assert code == 0 and f'rows: {tmp_path / name}' in out
         return tmp_path / name
     return write
+
+
+def test_a_line_has_the_device_and_the_seconds_of_all_epochs(make, evaluate, tmp_path):
+    for name, versions, device in (('A', {'processor': 'AMD EPYC'}, None),
+                                   ('B', {'processor': 'AMD EPYC', 'cuda': '13'}, None),
+                                   ('C', {'processor': 'Xeon', 'cuda': '13'}, 'cpu')):
+        folder = make(name, 0, n_epochs=4, device=device)                  # a second in each of epochs 0 to 4
+        run_folder.write_yaml(folder / 'config.yaml', run_folder.read(folder) | {'versions': versions})
+    assert evaluate('--rows', tmp_path / 'rows.csv')[0] == 0
+    lines = [(line['group'], line['device'], line['seconds']) for line in read_csv(tmp_path / 'rows.csv')]
+    assert lines == [('A', 'AMD EPYC', '5'), ('B', 'CUDA', '5'), ('C', 'Xeon', '5')]
+    again = final_rows.read(tmp_path / 'rows.csv')
+    assert [run.flags['device'] for run in again] == ['AMD EPYC', 'CUDA', 'Xeon']
 
 
 def test_a_table_of_the_rows_is_the_table_of_the_runs(make, evaluate, rows_of_runs, tmp_path):
