@@ -474,7 +474,17 @@ def _exported(file, device):
     found = program.module()
     found.requires_grad_(False)
     found.description = json.loads(extra['description.json'])
+    found.register_forward_pre_hook(_require_uint8, prepend=True)
     return found
+
+
+def _require_uint8(network, arguments):
+    """A hook. Raises ValueError for images of another type, whose embeddings would mean nothing."""
+    for images in arguments:
+        if getattr(images, 'dtype', None) != torch.uint8:
+            given = getattr(images, 'dtype', type(images).__name__)
+            raise ValueError(f'expected {network.description["input"]}, a tensor, not {given}; of images with values '
+                             'in [0, 1], (255 * images).round().byte() makes them')
 
 
 class _Onnx(torch.nn.Module):
@@ -483,6 +493,7 @@ class _Onnx(torch.nn.Module):
         import onnxruntime
         self.session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
         self.description = json.loads(self.session.get_modelmeta().custom_metadata_map['description.json'])
+        self.register_forward_pre_hook(_require_uint8)
 
     def forward(self, images):
         embeddings, = self.session.run(None, {'images': images.numpy()})

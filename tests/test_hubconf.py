@@ -569,6 +569,9 @@ def test_a_network_of_an_exported_run(quick, run, tmp_path, monkeypatch):
     network, _ = retrieval.load(folder, 'cpu')
     torch.testing.assert_close(found(images), network(images), rtol=1e-5, atol=1e-5)
     assert found.description['network'] == network.id and not found(images).requires_grad
+    for given in (images.float(), images / 255, images.numpy()):
+        with pytest.raises(ValueError, match=r'expected uint8 RGB .*, a tensor, not .*round..\.byte.. makes them'):
+            found(given)
     elsewhere = load('network', tmp_path / 'hub', device='meta')(images.to('meta'))      # for want of a GPU
     assert elsewhere.device.type == 'meta' and elsewhere.shape == found(images).shape
     with pytest.raises(ValueError, match='nothing: it cannot be exported: error: what it says'):
