@@ -21,6 +21,7 @@ demo: .venv/installed           ## train on letters rendered from fonts for one 
 compare: .venv/installed        ## train two methods with five seeds each (four to eight minutes), and compare them; SCRIPT=... BASELINE=... names others
 	$(BIN)/python Launch_Runs.py $(SCRIPT) --workers 2
 	$(BIN)/python Result_Evaluations.py --runs Training_Results --script $(SCRIPT) --metrics map_at_r --baseline $(BASELINE)
+	@echo 'The last command with --latex table.tex --csv table.csv writes this table.'
 
 test: .venv/installed-dev       ## ruff and pytest
 	$(BIN)/ruff check .

@@ -522,6 +522,13 @@ def flags_of_group(*titles):
     return frozenset(command_line.flags_in_groups(build(), *titles))
 
 
+@functools.cache
+def of_training():
+    """The flags that only a training run reads, and no evaluation of a trained network."""
+    of_both = {'bs', 'amp', 'tf32', 'deterministic', 'pictures'}
+    return flags_of_group('length', 'training', 'batch creation', 'batch mining', 'losses', 'records') - of_both
+
+
 def modes():
     """The flags that select what this process does."""
     return flags_of_group('what to do')

@@ -58,6 +58,8 @@ def parse(arguments, defaults=None):
         asked = merged(parser, asked, read_config(parser, file, parameters.modes()))
     before = merged(parser, settings, asked)
     typed = given(parser, arguments)
+    if mode.evaluate:
+        require_effect(typed, '--evaluate', parameters.of_training())
     opt = parser.parse_args([*tokens(before, parser), *arguments])
     for name in parameters.flags_with('arguments_of').keys() & before.keys():
         setattr(opt, name, mappings(merged(parser, before, typed)[name]))
@@ -75,6 +77,12 @@ def parse(arguments, defaults=None):
     unused = asked.keys() - typed.keys() if 'split_scheme' in typed else ()
     check(opt, [name for name in opt.given if vars(opt)[name] != parser.get_default(name) and name not in unused])
     return Flags(vars(opt))
+
+
+def require_effect(flags, what, unread):
+    """Raises UserError for flags among those that `what`, a command, does not read."""
+    for flag in sorted({*flags} & {*unread}):
+        raise UserError(f'--{flag} has no effect on {what}; leave it out')
 
 
 def choose_splits(opt):

@@ -56,16 +56,7 @@ def compute_metrics(opt, embedded, splits, metrics):
     --eval_reference needs it.
     """
     row = {}
-    same = [split for split in splits if are_same(embedded[split].embeddings)]
-    blank = [split for split in same if is_blank(embedded[split].images)]
-    collapsed = [split for split in same if split not in blank]
-    if blank:
-        print(f'Note: all embeddings of the {" and the ".join(blank)} split are the same, since all its images are '
-              'equal or have a single colour: look at the files.', file=sys.stderr)
-    if collapsed:
-        print(f'Note: all embeddings of the {" and the ".join(collapsed)} split are the same: the network has '
-              'collapsed, and metrics of neighbours mean nothing. A lower --lr, or another loss or miner, may help.',
-              file=sys.stderr)
+    note_collapse({f'{split} split': embedded[split] for split in splits})
     for split in splits:
         for level in levels(opt):
             part = embedded[split]
@@ -90,10 +81,29 @@ def is_computed(metric, level):
     return level == 'class' or parse(metric)[1].needs in NEEDS_OF_LEVELS[level]
 
 
+def note_collapse(embedded):
+    """Prints what is wrong where all embeddings of some images are the same. embedded: {their name: Embedded}."""
+    same = [name for name, part in embedded.items() if are_same(part.embeddings)]
+    blank = [name for name in same if is_blank(embedded[name].images)]
+    collapsed = [name for name in same if name not in blank]
+    if blank:
+        print(f'Note: all embeddings of the {" and the ".join(blank)} are the same, since all its images are '
+              'equal or have a single colour: look at the files.', file=sys.stderr)
+    if collapsed:
+        print(collapse(' and the '.join(collapsed)), file=sys.stderr)
+
+
+def collapse(name):
+    return (f'Note: all embeddings of the {name} are the same: the network has collapsed, and what is near means '
+            'nothing. A lower --lr, or another loss or miner, may help.')
+
+
 def are_same(embeddings):
-    """Whether [N, D] embeddings of two images or more are equal up to rounding errors of float32."""
+    """Whether [N, D] embeddings of two images or more are equal, or nearly so."""
+    if len(embeddings) < 2:
+        return False
     low, high = torch.aminmax(embeddings, dim=0)
-    return len(embeddings) > 1 and bool((high - low).max() <= 1e-6 * torch.maximum(high, -low).max())
+    return bool((high - low).max() <= 1e-5 * torch.maximum(high, -low).max())
 
 
 def is_blank(images):

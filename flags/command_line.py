@@ -256,6 +256,11 @@ def known(parser, settings, where, excluded=()):
     return settings
 
 
+def flags_in(arguments):
+    """The names of the flags in a list of arguments, without values."""
+    return {argument.split('=')[0].removeprefix('--') for argument in arguments if argument.startswith('--')}
+
+
 def given(parser, arguments):
     """{flag: value} of the flags that the command line's arguments name."""
     unset = object()

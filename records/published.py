@@ -2,11 +2,12 @@
 A trained network in a folder for others: weights as safetensors, which cannot hold code, and the config.json from which
 the network is built. Such a folder takes the place of a run folder wherever a trained network is read.
 """
+import hashlib
 import json
 from pathlib import Path
 
 from utilities.errors import UserError
-from utilities.files import describe_kind
+from utilities.files import describe_kind, file_hash
 
 CONFIG = 'config.json'
 BACKBONE = 'model.safetensors'                   # the backbone's weights, with the names of its library
@@ -37,8 +38,25 @@ def write(folder, state, flags, epoch, description):
     for file, tensors in parts.items():
         save_file(tensors, folder / file, {'format': 'pt'})
     config = json.loads((folder / CONFIG).read_text(encoding='utf-8')) if is_folder(folder) else {}
-    config[ENTRY] = description | {'epoch': epoch, 'flags': flags}
+    entry = description | {'epoch': epoch, 'flags': flags, 'sha256': {file: file_hash(folder / file) for file in parts}}
+    entry['sha256'][CONFIG] = checksum(entry)
+    config[ENTRY] = entry
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
+
+
+def checksum(entry):
+    """SHA-256 of what config.json says of the network, and of the checksums of its weights."""
+    sums = {file: value for file, value in entry.get('sha256', {}).items() if file != CONFIG}
+    return hashlib.sha256(json.dumps(entry | {'sha256': sums}, sort_keys=True).encode()).hexdigest()
+
+
+def require_unchanged(folder, entry):
+    """Raises UserError where weights or config.json are not as they were written; earlier folders have no checksums."""
+    for file, expected in entry.get('sha256', {}).items():
+        path = Path(folder) / Path(file).name
+        if path.is_file() and expected != (checksum(entry) if file == CONFIG else file_hash(path)):
+            raise UserError(f'{path}: it was changed, or damaged, since it was exported (its SHA-256 differs); '
+                            'download or export it again')
 
 
 def read(folder):
@@ -57,6 +75,7 @@ def read(folder):
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise UserError(f'{config}: it does not describe an embedding network of this program ({ENTRY}); for a '
                         f'backbone alone, give --arch timm:local-dir:{folder}') from None
+    require_unchanged(folder, entry)
     if str(flags.get('arch')).count(':') > 1:
         raise UserError(f'{config}: arch {flags["arch"]}: expected a network without a place from which to load it')
     state = {f'backbone.{name}': tensor for name, tensor in read_weights(Path(folder) / BACKBONE).items()}

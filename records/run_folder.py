@@ -15,7 +15,7 @@ import yaml
 from utilities import machine
 from utilities.errors import UserError
 from utilities.files import file_hash, remove_stale, write_text
-from utilities.yaml_text import read_yaml
+from utilities.yaml_text import UniqueKeys, read_yaml
 
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb', 'pytorch-metric-learning')
@@ -178,7 +178,7 @@ def read(folder):
     """The run folder's config.yaml. Raises UserError where it is no run folder, or where the file is cut off."""
     file = Path(folder) / 'config.yaml'
     try:
-        config = read_yaml(file.read_text(encoding='utf-8'))
+        config = read_yaml(file.read_text(encoding='utf-8'), UniqueKeys)
     except OSError as error:
         raise UserError(f'{folder}: not a run folder: {file}: {error.strerror}') from None
     except ValueError as error:

@@ -85,11 +85,6 @@ def build():
     return parser
 
 
-def flags_in(arguments):
-    """The names of the flags in a list of arguments, without values."""
-    return {argument.split('=')[0].removeprefix('--') for argument in arguments if argument.startswith('--')}
-
-
 def parse(arguments):
     """
     The arguments RUN [ACTION] ... -> (name of the action, namespace of main.py's flags and of the action's own).
@@ -110,9 +105,9 @@ def parse(arguments):
     values = vars(parser.parse_args([run, name, *own]))
     del values['run']
     del values['action']
-    without = {*parameters.modes() - {'config'}, *action.without}
-    for flag in sorted(flags_in(others) & without):
-        raise UserError(f'--{flag} has no effect on Evaluate_Network.py {run} {name}; leave it out')
+    without = {*parameters.modes() - {'config'}, *parameters.of_training(), *action.without}
+    without |= set() if name in ('pictures', 'open_set') else {'pictures'}
+    configuration.require_effect(command_line.flags_in(others), f'Evaluate_Network.py {run} {name}', without)
     opt = configuration.parse([*others, '--evaluate', run])
     return name, changed(opt, **values)
 
@@ -127,7 +122,7 @@ def divided(arguments, action):
     current = own
     for argument in arguments:
         if argument.startswith('--'):
-            flag, = flags_in([argument])
+            flag, = command_line.flags_in([argument])
             current = own if flag in declared else others
         current.append(argument)
     return own, others

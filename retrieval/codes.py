@@ -9,7 +9,7 @@ import numpy as np
 
 import parts
 from evaluation import retrieval
-from evaluation.protocol import build_pool, embed_splits, split_of_pictures
+from evaluation.protocol import build_pool, embed_splits, note_collapse, split_of_pictures
 from evaluation.ranking.nearest_rows import exact
 from evaluation.ranking.neighbours import Search
 from retrieval import search
@@ -57,6 +57,7 @@ def work(opt):
 
 def report(opt, embedded, split, file):
     """The text of work(). embedded: {split: Embedded}."""
+    note_collapse({f'{split} split': embedded[split]})
     pool = build_pool(opt, embedded, split, 'class')
     asked = Search(pool.embeddings.cpu().float(), pool.labels, pool.is_query, pool.in_gallery)
     train = embedded['train'].embeddings.cpu().float().numpy() if 'train' in embedded else asked.gallery.numpy()

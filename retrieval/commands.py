@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from datasets import decoding
+from evaluation.protocol import collapse
 from retrieval import changes, loading, photos, review, search, server, unknown, vote
 from retrieval.index import Index
 from utilities import plotting, stopping
@@ -46,7 +47,13 @@ def extend(opt, folder, network, transform, paths):
         raise
     name_some('Not embedded, since they cannot be read', list(unreadable.values()), len(paths),
               f'; all of them: {Path(folder) / changes.UNREADABLE}')
+    note_collapse(found)
     print(found)
+
+
+def note_collapse(searched):
+    if searched.is_collapsed:
+        print(collapse('index'), file=sys.stderr)
 
 
 def remove(opt):
@@ -114,6 +121,7 @@ def opened(opt):
     if opt.threshold is not None:
         searched.open_set = None if opt.threshold == 'none' else unknown.by_hand(opt.threshold)
     note_search()
+    note_collapse(searched)
     return searched, network, transform
 
 

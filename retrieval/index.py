@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from evaluation.protocol import are_same
 from evaluation.ranking.nearest_rows import faiss_or_none, nearest
 from retrieval import search, store, unknown, vote
 from retrieval.loading import load
@@ -125,14 +126,11 @@ class Index:
         embeddings: [Q, D] array or tensor.
 
         Returns rows [Q, k] int64, indices into `paths` and `embeddings`, and their Euclidean distances [Q, k] float32;
-        all images, if the index has fewer than k. Raises UserError for queries of another dimension.
+        all images, if the index has fewer than k. Raises UserError for queries of another dimension, or not finite.
         """
-        queries = np.ascontiguousarray(torch.as_tensor(embeddings).cpu().numpy(), np.float32)
         if not len(self):
             raise UserError(f'{self.folder}: the index has no images yet; add some')
-        if queries.ndim != 2 or queries.shape[1] != self.embeddings.shape[1]:
-            raise UserError(f'{self.folder}: expected queries [Q, {self.embeddings.shape[1]}], not '
-                            f'{list(queries.shape)}')
+        queries = unknown.checked(embeddings, self.embeddings.shape[1], self.folder)
         rows = np.empty((len(queries), min(k, len(self))), np.int64)
         distances = np.empty(rows.shape, np.float32)
         for start in range(0, len(queries), QUERIES):
@@ -157,16 +155,23 @@ class Index:
         """Whether the images are in several folders, which are taken as their classes."""
         return any(vote.class_of(path) != vote.class_of(self.paths[0]) for path in self.paths)
 
+    @functools.cached_property
+    def is_collapsed(self):
+        """Whether all embeddings are the same."""
+        return are_same(torch.from_numpy(self.embeddings))
+
     def answers(self, distances, rows=None):
         """
         For each query, by the distances [Q, k] of nearest() or query(): {'unknown': bool, 'similarity', 'threshold'},
         without these if the index has no threshold; and by the rows [Q, k] of nearest(), if they are given and the
-        images are in several folders, the vote of these images: 'class' and 'share'. The class of an unknown query is
-        None.
+        images are in several folders, the vote of these images (vote.vote). The class of an unknown query, and of any
+        query where all embeddings are the same, is None.
         """
         said = [unknown.answer(self.open_set, far[0], len(self)) for far in distances]
         if rows is not None and rows.shape[1] and self.has_classes:
             for answer, found, far in zip(said, rows, distances, strict=True):
-                voted = vote.vote([vote.class_of(self.paths[row]) for row in found], far)
-                answer |= {'class': None, 'share': None} if answer.get('unknown') else voted
+                voted = {'class': None, 'share': None}
+                if not (answer.get('unknown') or self.is_collapsed):
+                    voted = vote.vote([vote.class_of(self.paths[row]) for row in found], far)
+                answer |= voted
         return said

@@ -22,6 +22,8 @@ from utilities.image_size import sides
 from utilities.loading import Loader
 from utilities.randomness import preserved
 
+SLACK = 0.01                 # by which floating-point images may leave [0, 1], as after a bicubic resizing
+
 
 class Network(torch.nn.Module):
     """
@@ -65,6 +67,11 @@ class Network(torch.nn.Module):
                             f'network makes them, not {shape}')
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise UserError(f'expected images of type uint8, or floating ones in [0, 1], not {images.dtype}')
+        if images.is_floating_point() and images.numel() and not torch.compiler.is_exporting():
+            low, high = torch.aminmax(images)
+            if not (low >= -SLACK and high <= 1 + SLACK):
+                raise UserError(f'expected floating-point images with values in [0, 1], not from {low:g} to {high:g}: '
+                                'divide by 255, or give uint8; the network itself normalises colours')
         images = images if images.dtype == torch.uint8 else images.float()
         embeddings, features = embed_batch(self.model, images, self.settings)
         points = features if self.settings['eval_features'] else embeddings
@@ -83,8 +90,20 @@ class Transform:
         return self.pipeline(prepared(image))
 
 
+def require_images(images):
+    """Raises UserError for what is neither a PIL image nor a path."""
+    for image in images:
+        if not (isinstance(image, str | os.PathLike) or hasattr(image, 'getexif')):
+            raise UserError(f'expected PIL images or paths, not {type(image).__name__}: Image.open(io.BytesIO(data)) '
+                            'makes an image of the bytes of a file, and Image.fromarray(array) of an array [H, W, 3] '
+                            'of uint8')
+
+
 def prepared(image):
     """A PIL image -> a copy, upright and in RGB."""
+    if isinstance(image, str | os.PathLike):
+        raise UserError(f'{image}: the transform takes PIL images: Image.open(path)')
+    require_images([image])
     return decoding.upright(image.copy()).convert('RGB')
 
 
@@ -179,10 +198,11 @@ def embed(network, transform, images, bs=112, kernels=0):
         bs:      number of images that are embedded at once.
         kernels: number of processes that load images; with 0, this process loads them.
 
-    Raises UserError for the first image that cannot be read.
+    Raises UserError for the first image that cannot be read, and for what is neither a path nor a PIL image.
     """
-    if isinstance(images, str | os.PathLike) or hasattr(images, 'getexif'):
-        images = [images]
+    is_one = isinstance(images, str | os.PathLike | bytes) or hasattr(images, 'getexif')
+    images = [images] if is_one or not hasattr(images, '__iter__') else [*images]
+    require_images(images)
     found = [np.empty((0, network.width), np.float32)]
     for _, embeddings, broken in embedded(network, transform, images, bs, kernels):
         if broken:

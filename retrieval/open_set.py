@@ -12,7 +12,7 @@ import parts
 from evaluation import titles
 from evaluation.embedding import network_id
 from evaluation.metrics import full_precision
-from evaluation.protocol import embed_splits
+from evaluation.protocol import embed_splits, note_collapse
 from flags.command_line import FRACTION, number
 from records import columns, run_folder
 from records.columns import Column
@@ -117,6 +117,7 @@ def save(opt, model, data, embedded, place):
     Calibrates thresholds for several gallery sizes, prints them, and writes them and a plot into the folder of the run
     or checkpoint `place`.
     """
+    note_collapse({f'{split} split': part for split, part in embedded.items()})
     answers, n_images, rows, found = evaluate_open_set(opt, data, embedded)
     test, reason = embedded['test'], no_threshold(opt, data)
     unknown = {test.images.class_names[label] for label in answers.labels[~answers.is_known]}
@@ -127,11 +128,13 @@ def save(opt, model, data, embedded, place):
                'test': {'gallery_size': n_images, 'n_known_queries': len(answers.known),
                         'n_unknown_queries': len(answers.unknown), **found, 'unknown_classes': sorted(unknown)}}
     file = thresholds_file(place)
-    if reason is None or not file.exists():                 # thresholds that were calibrated before stay
+    stays = reason is not None and file.exists()            # thresholds that were calibrated before
+    if not stays:
         write_text(file, json.dumps(plain(content), indent=1) + '\n')
     print(titles.table({Column('test', name).name: value for name, value in found.items()}))
-    print(table(rows, n_images, found) if rows else f'No threshold: {reason}')
-    print(f'  thresholds:       {file}')
+    print(f'{table(rows, n_images, found)}\n  thresholds:       {file}' if rows else f'No threshold: {reason}')
+    if stays:
+        print(f'  {file} stays as it was')
     if opt.pictures != ['none']:
         plot = containing_folder(place) / 'plots' / f'{file.stem}.png'
         draw(answers, rows, row_at(rows, n_images) if rows else None, [plot, plot.with_suffix('.svg')])

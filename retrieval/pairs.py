@@ -22,7 +22,7 @@ from utilities.loading import workers
 from utilities.text_tables import aligned
 
 RATES = 1e-3, 1e-2, 1e-1     # false-positive rates at which the true-positive rate is printed
-WITHOUT = ('pca', 'eval_autocast', 'eval_reference', 'eval_level', 'splits_to_eval', 'pictures')
+WITHOUT = ('pca', 'eval_autocast', 'eval_reference', 'eval_level', 'splits_to_eval')
 MORE = 1 + 1e-12             # factor for rate * number of pairs, which rounding may put just below a whole number
 SAME = {'1': True, '0': False, 'true': True, 'false': False}
 SUFFIXES = '.jpg', '.png', '.jpeg'

@@ -13,7 +13,7 @@ import torch
 
 import parts
 from evaluation.metrics import compute, parse
-from evaluation.protocol import build_pool, embed_splits, splits_to_evaluate
+from evaluation.protocol import build_pool, embed_splits, note_collapse, splits_to_evaluate
 from evaluation.ranking.arrays import chunks
 from evaluation.ranking.neighbours import Search
 from evaluation.ranking.precision import on_the_sphere
@@ -139,6 +139,7 @@ def work(opt):
 
 def report(opt, embedded, splits, names):
     """The text of work(): a line per split and metric, a column per method."""
+    note_collapse({f'{split} split': embedded[split] for split in splits})
     lines = {}
     for split, level in itertools.product(splits, opt.eval_level):
         pool = build_pool(opt, embedded, split, level)

@@ -7,10 +7,13 @@ import torch
 import configuration
 import datasets
 import evaluation
+import parameters
 import parts
 from datasets import ImageSet, folder, image_list
 from datasets.base import note_ignored
 from evaluation import pictures
+from evaluation.protocol import note_collapse
+from flags.command_line import flags_in
 from retrieval import loading, suspects
 from utilities import device, plotting
 from utilities.errors import UserError
@@ -26,6 +29,9 @@ TITLES = {
 }
 N_ROWS = {'label': 4}        # contact sheet: rows per kind; 2 for the others
 N_PAIRS = 4                  # pairs per row
+# main.py's flags of an evaluation that it does not read
+WITHOUT = ('evaluation_metrics', 'bootstrap', 'eval_level', 'eval_reference', 'eval_draws', 'eval_draw_size',
+           'pictures')
 
 
 def review(photos, run, flags, out):
@@ -42,7 +48,9 @@ def review(photos, run, flags, out):
     require_writable(out, '--out')
     if Path(out).suffix != '.csv':
         raise UserError(f'--out {out}: give a file that ends in .csv')
+    configuration.require_effect(flags_in(flags), 'suspects', {*parameters.of_training(), *WITHOUT})
     splits = embedded(photos, run, flags)
+    note_collapse({f'{name} split' if is_run(photos) else name: part for name, part in splits.items()})
     several = [*splits.values()]
     places = [(part.images, index) for part in several for index in range(len(part.images))]
     split_names = [split for split, part in splits.items() for _ in range(len(part.images))]

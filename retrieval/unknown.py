@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from evaluation.ranking.nearest_rows import nearest
 from records import columns
@@ -57,7 +58,10 @@ def calibrated_thresholds(source, network_id):
 
 
 def by_hand(threshold):
-    """The rows for a threshold of any gallery size."""
+    """The rows for a threshold of any gallery size. Raises UserError for one that no similarity can reach."""
+    if threshold > 1:
+        raise UserError(f'--threshold {threshold:g}: a similarity is at most 1; the distance {threshold:g} is the '
+                        f'similarity 1 - d^2 / 2 = {similarity(threshold):g}')
     return [{'gallery_size': None, 'threshold': threshold}]
 
 
@@ -93,7 +97,7 @@ def answer(rows, distance, n_images):
         return {}
     found = float(similarity(distance))
     threshold = threshold_row(rows, n_images)['threshold']
-    return {'unknown': found < threshold, 'similarity': found, 'threshold': threshold}
+    return {'unknown': not found >= threshold, 'similarity': found, 'threshold': threshold}
 
 
 def sentences(said):
@@ -113,14 +117,28 @@ def identify(network, queries, gallery):
     queries, gallery: [Q, D] and [N, D] embeddings, tensors on the CPU.
 
     Returns rows [Q] int64, indices into the gallery; similarities [Q] float64; and [Q] bool: whether a query is
-    unknown. Raises UserError if the run has no threshold, or the gallery is empty.
+    unknown. Raises UserError if the run has no threshold, the gallery is empty, or queries do not fit.
     """
     if not network.open_set:
         raise UserError(f'{network.source}: it has no threshold for this network; calibrate one: python '
                         f'Evaluate_Network.py {network.source} open_set 0.5')
     if not len(gallery):
         raise UserError('the gallery has no images')
-    queries, gallery = (np.ascontiguousarray(points, np.float32) for points in (queries, gallery))
+    gallery = checked(gallery, np.shape(gallery)[-1], 'the gallery')
+    queries = checked(queries, gallery.shape[1], 'identify')
+    if not len(queries):
+        return np.empty(0, np.int64), np.empty(0), np.empty(0, bool)
     rows, distances = nearest(gallery, queries, 1)
     found = similarity(distances[:, 0])
-    return rows[:, 0], found, found < threshold_row(network.open_set, len(gallery))['threshold']
+    return rows[:, 0], found, ~(found >= threshold_row(network.open_set, len(gallery))['threshold'])
+
+
+def checked(points, dim, where):
+    """Embeddings as a float32 array [n, dim]. Raises UserError for other shapes and for what is not finite."""
+    points = np.ascontiguousarray(torch.as_tensor(points).detach().cpu().numpy(), np.float32)
+    if points.ndim != 2 or points.shape[1] != dim:
+        raise UserError(f'{where}: expected embeddings [n, {dim}], not {list(points.shape)}')
+    bad = ~np.isfinite(points).all(axis=1)
+    if bad.any():
+        raise UserError(f'{where}: the embedding {int(bad.argmax())} is not finite')
+    return points

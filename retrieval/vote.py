@@ -8,6 +8,8 @@ import numpy as np
 
 from retrieval.unknown import similarity
 
+SAME = 1e-4                  # difference of equal distances or shares; rounding depends on the batch of a photo
+
 
 def class_of(path):
     """The class of an image of an index: the name of its folder."""
@@ -20,24 +22,37 @@ def vote(classes, distances):
         classes:   the classes of the k nearest images, the nearest first.
         distances: [k], their Euclidean distances d.
 
-    Returns: {'class': the class with the largest share, the nearer one of equal shares, 'share': its share}. The weight
-    of an image is 1 − d² / 2, the cosine of embeddings of norm 1, and 0 where that is negative; if no weight is
-    positive, all are equal.
+    Returns: {'class': the class with the largest share, the nearer one of equal shares, 'share': its share}; None for
+    both where classes of equal shares are equally near. The weight of an image is 1 − d² / 2, the cosine of embeddings
+    of norm 1, and 0 where that is negative; if no weight is positive, all are equal. Images at the distance 0 are the
+    photo itself: they alone vote, and 'in_index' is True.
 
     >>> vote(['cat', 'dog', 'dog'], [0.2, 1.0, 1.0])
     {'class': 'dog', 'share': 0.5050505050505051}
     """
-    weights = np.maximum(similarity(distances), 0)
+    distances = np.asarray(distances)
+    if not np.isfinite(distances).all():
+        return {'class': None, 'share': None}
+    itself = distances <= SAME
+    weights = itself.astype(float) if itself.any() else np.maximum(similarity(distances), 0)
     weights = weights if weights.any() else np.ones(len(weights))
-    shares = {}
-    for name, weight in zip(classes, weights, strict=True):
+    shares, nearest = {}, {}
+    for name, weight, distance in zip(classes, weights, distances, strict=True):
         shares[name] = shares.get(name, 0) + float(weight / weights.sum())
+        nearest.setdefault(name, distance)
     winner = max(shares, key=shares.get)
-    return {'class': winner, 'share': shares[winner]}
+    rivals = [name for name, share in shares.items()
+              if share > shares[winner] - SAME and nearest[name] <= nearest[winner] + SAME]
+    found = {'class': winner, 'share': shares[winner]} if len(rivals) == 1 else {'class': None, 'share': None}
+    return found | ({'in_index': True} if itself.any() else {})
 
 
 def sentences(said):
     """An answer of Index.answers() as a list of one line of text about the class, or of none."""
     if 'class' not in said or said.get('unknown'):
         return []
+    if said['class'] is None:
+        return ['  no class: images of several classes are equally near']
+    if said.get('in_index'):
+        return [f'  class: {said["class"]}: this photo is in the index']
     return [f'  class: {said["class"]}, with {said["share"]:.0%} of the votes of the nearest images']

@@ -227,6 +227,9 @@ def test_make_compare_executes_the_two_commands_of_the_page():
     made = [shlex.split(line)[1:] for line in done.stdout.splitlines() if re.search(r'python (Launch|Result)_', line)]
     launch, table = commands(section('docs/result_evaluations.md', 'Compare two methods'))
     assert made == [launch, [word for word in table if word != 'e_recall@1']]
+    assert '--latex table.tex --csv table.csv' in done.stdout.splitlines()[-1]
+    parsed = Result_Evaluations.build().parse_args([*made[1][1:], '--latex', 'table.tex', '--csv', 'table.csv'])
+    assert (parsed.latex, parsed.csv) == ('table.tex', 'table.csv')
 
 
 def test_the_comparison_of_two_methods(tmp_path, monkeypatch, capsys):

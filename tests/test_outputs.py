@@ -3,6 +3,9 @@ import contextlib
 import errno
 import os
 import resource
+import socket
+import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -133,3 +136,57 @@ def test_a_path_that_is_too_long_is_named(script, arguments, tmp_path, capsys):
     assert script.main(arguments) == 2
     error = capsys.readouterr().err
     assert long in error and len(error.splitlines()) == 1
+
+
+LINES = {'latex': (Result_Evaluations, '--runs {runs} --latex {out}'),
+         'rows': (Result_Evaluations, '--runs {runs} --rows {out}'),
+         'json': (Retrieve_Images, 'query {index} {photos} --json {out}'),
+         'csv': (Retrieve_Images, 'query {index} {photos} --csv {out}'),
+         'embeddings': (Evaluate_Network, '{run} embeddings {out}')}
+
+
+@pytest.mark.parametrize('name', LINES)
+def test_pipes_are_written_into_and_links_followed(name, places, tmp_path, capsys):
+    """As root, a device that is replaced by a file is gone for the whole machine."""
+    script, line = LINES[name]
+    pipe, link, target = tmp_path / 'pipe', tmp_path / 'link', tmp_path / 'elsewhere' / 'target'
+    os.mkfifo(pipe)
+    target.parent.mkdir()
+    target.write_bytes(b'before')
+    link.symlink_to(target)
+    arguments = {Retrieve_Images: MACHINE, Result_Evaluations: ['--metrics', 'e_recall@1']}.get(script, [])
+    contents = []
+    reader = threading.Thread(target=lambda: contents.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    for out in (pipe, link):
+        assert script.main([*line.format(**places, out=out).split(), *arguments]) == 0
+    reader.join(timeout=60)
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and link.is_symlink() and link.resolve() == target
+    contents.append(target.read_bytes())
+    assert len(contents) == 2 and contents[0] == contents[1] != b'before' and len(contents[0]) > 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['elsewhere', 'link', 'pipe']
+    assert [path.name for path in target.parent.iterdir()] == ['target']
+
+
+def test_character_devices_are_written_into(tmp_path):
+    full = tmp_path / 'full'
+    try:
+        os.mknod(full, stat.S_IFCHR | 0o666, os.makedev(1, 7))       # as /dev/full
+        full.open('wb').close()
+    except OSError:
+        pytest.skip('devices cannot be made here')
+    files.require_writable(full, '--csv')
+    with pytest.raises(Unwritable, match='full: its disk is full'):
+        files.write_text(full, 'text')
+    files.write_csv(full, [])
+    assert stat.S_ISCHR(full.stat().st_mode)
+
+
+def test_sockets_and_folders_are_refused(tmp_path):
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(str(tmp_path / 's'))
+        for path, sentence in ((tmp_path / 's', 's is a socket'), (tmp_path, 'is a folder; give the name of a file')):
+            with pytest.raises(UserError, match=sentence):
+                files.write_text(path, 'text')
+            with pytest.raises(UserError, match='folder|socket'):
+                files.require_writable(path, '--csv')

@@ -6,6 +6,8 @@ import hashlib
 import os
 import re
 import shutil
+import stat
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -21,13 +23,19 @@ BLOCK = 4096                                                 # bytes that are wr
 def atomic(path):
     """
     Yields a temporary path with the suffix of `path`, in the same folder. It is renamed to `path` if the block ends
-    without an exception.
+    without an exception. The target of a link is replaced, and not the link; into a pipe or a device, the content is
+    written.
 
-    Raises UserError if `path` is a folder, and Unwritable where the disk is full or refuses access.
+    Raises UserError if `path` is a folder, a socket or a disk, and Unwritable where the disk is full or refuses access.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise UserError(f'{path} is a folder; give the name of a file')
+    if is_stream(path):
+        with tempfile.TemporaryDirectory() as folder, writing(path):
+            temporary = Path(folder) / Path(path).name
+            yield temporary
+            with open(temporary, 'rb') as source, open(path, 'wb') as stream:
+                shutil.copyfileobj(source, stream)
+        return
+    path = Path(os.path.realpath(path))
     temporary = temporary_path(path)
     try:
         with writing(path):
@@ -37,6 +45,20 @@ def atomic(path):
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def is_stream(path):
+    """Whether `path` is a pipe, a character device or /dev/stdout. Raises UserError for what is no output at all."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:                                          # it does not exist, or the writer says what is wrong
+        return False
+    if stat.S_ISDIR(mode):
+        raise UserError(f'{path} is a folder; give the name of a file')
+    if stat.S_ISSOCK(mode) or stat.S_ISBLK(mode):
+        raise UserError(f'{path} is a {"socket" if stat.S_ISSOCK(mode) else "disk"}; give the name of a file')
+    is_of_process = os.path.abspath(path).startswith(('/dev/std', '/dev/fd/', '/proc/'))       # open, maybe as a file
+    return not stat.S_ISREG(mode) or is_of_process
 
 
 @contextlib.contextmanager
@@ -94,7 +116,9 @@ def require_writable(file, flag):
             raise UserError(f'{flag} {file}: there is no folder {file.parent}')
         if file.is_dir():
             raise UserError(f'{flag} {file}: it is a folder; give the name of a file')
-        try_to_write(file)
+        if is_stream(file):
+            return
+        try_to_write(Path(os.path.realpath(file)))
     except OSError as error:
         raise UserError(f'{flag} {file}: it cannot be written ({error.strerror}); choose another place') from None
 
@@ -175,7 +199,8 @@ def write_csv(file, rows, columns=()):
     and columns, deletes the file.
     """
     if not rows and not columns:
-        file.unlink(missing_ok=True)
+        if not is_stream(file):
+            Path(file).unlink(missing_ok=True)
         return
     columns = list(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
     with atomic(file) as temporary, open(temporary, 'w', newline='', encoding='utf-8') as opened:

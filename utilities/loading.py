@@ -11,13 +11,13 @@ import torch
 from utilities import exchange, processes
 from utilities.device import is_gpu
 from utilities.errors import UserError
-from utilities.machine import n_cores
+from utilities.machine import keep_freed, n_cores
 from utilities.randomness import derive
 
 
 class Loader(torch.utils.data.DataLoader):
     """
-    A DataLoader whose data workers report where shared memory is full.
+    A DataLoader whose data workers report where shared memory is full, and keep freed memory, as this process does.
 
     For an ImageSet, the data workers call `load` and `collate` of its transform. The images are then uint8
     [B, 3, H, W], for network_input.
@@ -33,6 +33,7 @@ class Loader(torch.utils.data.DataLoader):
         if arguments.get('num_workers') and sys.platform == 'linux':
             # forkserver, the default since Python 3.14, would import all packages again in each worker
             arguments['multiprocessing_context'] = 'fork'
+        keep_freed()
         super().__init__(dataset, worker_init_fn=ignore_lost_connections, **arguments)
 
 

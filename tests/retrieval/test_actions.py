@@ -46,6 +46,11 @@ def test_a_run_is_evaluated_on_other_data(quick, run, tmp_path, capsys):
     (['nowhere'], 'nowhere: not a run folder'), (['nowhere', 'code'], 'did you mean codes?'),
     (['nowhere', 'codes', '--rescore', '5'], 'the following arguments are required: CODE'),
     (['nowhere', 'open_set', '--resume', 'a'], '--resume has no effect on Evaluate_Network.py nowhere open_set'),
+    (['nowhere', 'metrics', '--lr', '5'], '--lr has no effect on Evaluate_Network.py nowhere metrics; leave it out'),
+    (['nowhere', '--loss=margin'], '--loss has no effect on Evaluate_Network.py nowhere metrics'),
+    (['nowhere', 'rerank', '--adam_eps', '3'], '--adam_eps has no effect on Evaluate_Network.py nowhere rerank'),
+    (['nowhere', 'codes', 'SQ8', '--pictures', 'tsne'], '--pictures has no effect'),
+    (['nowhere', 'embeddings', 'a.npz', '--log_online'], '--log_online has no effect'),
     (['nowhere', 'codes', '8', '--bootstrap', '9'], '--bootstrap has no effect on Evaluate_Network.py nowhere codes')])
 def test_sentences(arguments, sentence, capsys):
     assert after_training(*arguments) == 2
@@ -64,9 +69,9 @@ def test_the_manual_of_each_action(name, capsys):
 
 
 def test_flags_of_an_action_and_of_main_are_told_apart():
-    rest = ['4', 'pq8', '--eval_level', 'class', 'within', '--rescore=3', '--input_mean', '-1']
-    assert actions.divided(rest, actions.ACTIONS['codes']) == (
-        ['4', 'pq8', '--rescore=3'], ['--eval_level', 'class', 'within', '--input_mean', '-1'])
+    rest = ['0.4', '--eval_level', 'class', 'within', '--fpir=.3', '--input_mean', '-1']
+    assert actions.divided(rest, actions.ACTIONS['open_set']) == (
+        ['0.4', '--fpir=.3'], ['--eval_level', 'class', 'within', '--input_mean', '-1'])
 
 
 def test_the_commands_of_the_docs_parse(tmp_path):

@@ -13,6 +13,7 @@ import architectures
 import configuration
 import datasets
 import retrieval
+from records import published
 from retrieval import export
 from tests.helpers import after_training, folder_of, rows_of
 from utilities.errors import UserError
@@ -185,8 +186,31 @@ def test_a_changed_folder_is_refused_in_a_sentence(change, sentence, hub, tmp_pa
     else:
         for name, value in change.items():
             entry[name] = entry[name] | value if name == 'flags' and isinstance(value, dict) else value
+    if change is not None and isinstance(change, dict):
+        entry['sha256']['config.json'] = published.checksum(entry)                 # by whoever changed it on purpose
+    elif change == 'cut off' or change == 'pickle':
+        entry.pop('sha256')                                  # as in a folder of an earlier program
     (folder / 'config.json').write_text(json.dumps(config))
     with pytest.raises(UserError, match=sentence):
+        retrieval.load(folder, 'cpu')
+
+
+@pytest.mark.parametrize('file, change', [
+    ('model.safetensors', 2000), ('embedding.safetensors', -3), ('config.json', {'interpolation': 'bicubic'}),
+    ('config.json', {'input_mean': [.4, .5, .6]}), ('config.json', {'input_bgr': True}),
+    ('config.json', {'arch': 'googlenet'})])
+def test_a_flipped_bit_and_a_changed_preprocessing_are_noticed(file, change, hub, tmp_path):
+    folder = shutil.copytree(hub, tmp_path / 'hub')
+    retrieval.load(folder, 'cpu')
+    if file == 'config.json':
+        config = json.loads((folder / file).read_text())
+        config['embedding_network']['flags'] |= change
+        (folder / file).write_text(json.dumps(config))
+    else:
+        content = bytearray((folder / file).read_bytes())
+        content[change] ^= 1 << 6
+        (folder / file).write_bytes(content)
+    with pytest.raises(UserError, match=f'{folder}/{file}: it was changed, or damaged, since it was exported'):
         retrieval.load(folder, 'cpu')
 
 

@@ -108,3 +108,26 @@ def test_the_network_takes_bytes_and_refuses_other_shapes(trained, photos):
             network(images)
     with pytest.raises(UserError, match='expected images of type uint8, or floating ones .* not torch.int64'):
         network((255 * image).long())
+
+
+@pytest.mark.parametrize('given', [b'bytes of a file', [b'bytes'], np.zeros((8, 8, 3), np.uint8), [np.zeros((8, 8, 3))],
+                                   torch.zeros(1, 3, 16, 16), 3])
+def test_what_is_no_image_is_refused_in_a_sentence(given, trained):
+    network, transform = retrieval.load(trained, 'cpu')
+    with pytest.raises(UserError, match=r'expected PIL images or paths, not \w+: Image.open.io.BytesIO'):
+        retrieval.embed(network, transform, given)
+    if not isinstance(given, list):
+        with pytest.raises(UserError, match='expected PIL images'):
+            transform(given)
+    with pytest.raises(UserError, match=r'a.png: the transform takes PIL images: Image.open\(path\)'):
+        transform('a.png')
+
+
+def test_floating_point_images_have_values_from_0_to_1(trained):
+    network, _ = retrieval.load(trained, 'cpu')
+    pixels = torch.randint(0, 256, (2, 3, 16, 16), generator=torch.manual_seed(0)).byte()
+    torch.testing.assert_close(network(pixels), network(pixels / 255))
+    for images in (pixels.float(), pixels / 255 * 4 - 2, torch.full((1, 3, 16, 16), torch.nan)):
+        with pytest.raises(UserError, match=r'values in \[0, 1\], not from .*: divide by 255, or give uint8'):
+            network(images)
+

@@ -201,6 +201,8 @@ UNTRAINED = ['--arch', 'conv4', '--not_pretrained', '--device', 'cpu', '--kernel
     (['{photos}', '--archh', 'conv4'], '--archh: unknown flag; did you mean arch?'),
     (['{broken}', *UNTRAINED, '--skip_bad_images'], 'broken: no image can be read'),
     (['{named}', *UNTRAINED], r"b\udcff.png': names of images and classes cannot hold NUL bytes, or bytes that are"),
+    (['{photos}', '--loss_snr_margin', '3'], '--loss_snr_margin has no effect on suspects; leave it out'),
+    (['{photos}', '--run', 'nowhere', '--eval_level', 'parent'], '--eval_level has no effect on suspects'),
     (['{photos}', '--run', 'nowhere'], 'nowhere: not a run folder'),
     (['{photos}', *UNTRAINED], 'broken.jpg: not a readable image'),
 ])

@@ -51,7 +51,7 @@ def test_an_index_takes_the_threshold_of_its_run(call, calibrated, photos, tmp_p
     code, out, _ = call('index', run, gallery, '--out', index, '--threshold', '0.5')
     assert code == 0 and out.endswith('unknown below a similarity of 0.5000, set by hand\n')
     assert call('index', run, gallery, '--out', index, '--threshold', 'none')[1].endswith('exact search\n')
-    assert 'open_set' not in store.read(index)
+    assert store.read(index)['open_set'] is None
     code, _, err = call('query', index, other, '--threshold', 'high')
     assert code == 2 and 'expected a similarity or none, not high' in err
 
@@ -59,7 +59,7 @@ def test_an_index_takes_the_threshold_of_its_run(call, calibrated, photos, tmp_p
 def test_an_index_without_a_threshold_is_as_before(call, trained, photos, tmp_path):  # noqa: F811
     assert call('index', trained, photos / 'class_00', '--out', tmp_path / 'index')[1].endswith('exact search\n')
     index = retrieval.Index(tmp_path / 'index')
-    assert store.read(tmp_path / 'index').keys() == store.KEYS | {'version'} and index.open_set is None
+    assert store.read(tmp_path / 'index')['open_set'] is None and index.open_set is None
     assert index.answers(np.zeros((2, 3))) == [{}, {}]
 
 
@@ -82,6 +82,23 @@ def test_the_network_of_a_run_says_unknown(calibrated):
     assert is_unknown.tolist() == (cosines.max(dim=1).values < 0.6).tolist()
     with pytest.raises(UserError, match='the gallery has no images'):
         retrieval.identify(network, points, points[:0])
+    none = retrieval.identify(network, points[:0], points)
+    assert [len(part) for part in none] == [0, 0, 0] and none[2].dtype == bool
+    for queries, sentence in ((points[0], r'expected embeddings \[n, 3\], not \[3\]'),
+                              (torch.zeros(2, 5), r'expected embeddings \[n, 3\], not \[2, 5\]'),
+                              (torch.tensor([[0., 1, 0], [0, torch.nan, 1]]), 'the embedding 1 is not finite')):
+        with pytest.raises(UserError, match=sentence):
+            retrieval.identify(network, queries, points)
+
+
+def test_a_similarity_that_is_no_number_is_unknown():
+    assert unknown.answer(unknown.by_hand(-9), np.nan, 3)['unknown']
+
+
+def test_a_threshold_that_no_similarity_reaches_is_refused_with_the_conversion(call, trained, photos, tmp_path):  # noqa: F811
+    code, _, err = call('index', trained, photos, '--out', tmp_path / 'index', '--threshold', '1.2')
+    assert code == 2 and '--threshold 1.2: a similarity is at most 1; the distance 1.2 is the similarity ' in err
+    assert '1 - d^2 / 2 = 0.28' in err
 
 
 def test_thresholds_of_another_network_are_not_taken(call, calibrated, photos, tmp_path):  # noqa: F811

@@ -6,10 +6,14 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import retrieval
+import Retrieve_Images
 from retrieval import server
 from retrieval.vote import vote
+from tests.helpers import after_training
 from tests.retrieval.test_commands import call, index  # noqa: F401
 from tests.retrieval.test_index import images_of
 
@@ -19,7 +23,16 @@ def test_votes_by_hand():
     assert vote(['a', 'b', 'b'], np.sqrt([.04, 1, 1])) == {'class': 'b', 'share': pytest.approx(1 / 1.98)}
     assert vote(['a', 'b', 'c'], np.sqrt([.04, 1, 3])) == {'class': 'a', 'share': pytest.approx(.98 / 1.48)}
     assert vote(['a', 'b', 'b'], np.array([3., 4, 5])) == {'class': 'b', 'share': pytest.approx(2 / 3)}
-    assert vote(['b', 'a'], np.array([1., 1])) == {'class': 'b', 'share': .5}                       # the nearer one
+    assert vote(['b', 'a'], np.array([1., 1.01]))['class'] == 'b'                                   # the nearer one
+    assert vote(['a', 'b', 'a', 'b'], np.array([.5, .5, 1, 1])) == {'class': None, 'share': None}  # equally near
+    assert vote(['a', 'b', 'a'], np.array([.5, .5, .5])) == {'class': 'a', 'share': pytest.approx(2 / 3)}
+    assert vote(['a', 'b'], np.array([np.nan, 1])) == {'class': None, 'share': None}
+
+
+def test_a_photo_of_the_index_has_its_own_class():
+    assert vote(['a', 'b', 'b'], np.array([2e-5, .1, .1])) == {'class': 'a', 'share': 1, 'in_index': True}
+    assert vote(['a', 'a', 'b'], np.array([0, 0, .1])) == {'class': 'a', 'share': 1, 'in_index': True}
+    assert vote(['a', 'b', 'b'], np.array([0, 0, .1])) == {'class': None, 'share': None, 'in_index': True}
 
 
 def expected(queries, points, images, k):
@@ -40,7 +53,7 @@ def test_a_folder_of_photos_gets_a_row_each(call, index, trained, photos, tmp_pa
     images, new = images_of(photos), tmp_path / 'new'
     new.mkdir()
     for number, image in enumerate(random.Random(0).sample(images, 7)):
-        shutil.copy(image, new / f'{number}.png')
+        Image.open(image).rotate(90).save(new / f'{number}.png')
     (new / 'broken.jpg').write_bytes(b'no image')
     queries = images_of(new)
     embeddings = retrieval.embed(*retrieval.load(trained, 'cpu'), [*queries, *images]).double().numpy()
@@ -54,7 +67,8 @@ def test_a_folder_of_photos_gets_a_row_each(call, index, trained, photos, tmp_pa
         assert [row['path'] for row in rows] == queries
         assert [row['class'] for row in rows] == [name for name, _ in wanted]
         assert [float(row['share']) for row in rows] == pytest.approx([share for _, share in wanted], abs=1e-3)
-        assert all(float(row['distance']) < 1e-3 < .999 < float(row['similarity']) for row in rows)
+        for row in rows:
+            assert float(row['similarity']) == pytest.approx(1 - float(row['distance']) ** 2 / 2, abs=1e-5)
     assert all(row['nearest'] in images for row in rows)
     code, out, _ = call('query', index, queries[0], '--vote', '3', '--json', '-')
     found, = json.loads(out)
@@ -67,13 +81,14 @@ def test_a_folder_of_photos_gets_a_row_each(call, index, trained, photos, tmp_pa
 
 
 def test_an_unknown_photo_has_no_class(call, index, photos, tmp_path):  # noqa: F811
-    photo = images_of(photos)[0]
-    code, out, _ = call('query', index, photo, '--threshold', '1.5', '--csv', tmp_path / 'out.csv', '--json', '-')
+    photo = tmp_path / 'turned.png'
+    Image.open(images_of(photos)[0]).rotate(90).save(photo)
+    code, out, _ = call('query', index, photo, '--threshold', '1', '--csv', tmp_path / 'out.csv', '--json', '-')
     with open(tmp_path / 'out.csv', newline='') as file:
         row, = csv.DictReader(file)
     assert code == 0 and row['class'] == 'unknown' and row['share'] == ''
     assert json.loads(out)[0]['class'] is None and json.loads(out)[0]['unknown']
-    out = call('query', index, photo, '--threshold', '1.5')[1]
+    out = call('query', index, photo, '--threshold', '1')[1]
     assert 'unknown: the nearest similarity' in out and 'class:' not in out
 
 
@@ -106,3 +121,41 @@ def test_bad_numbers_are_refused_in_a_sentence(call, index, photos, tmp_path):  
     for flags, sentence in ((['--vote', '-1'], '--vote: expected'), (['--csv', tmp_path / 'no' / 'a.csv'], '--csv')):
         code, _, err = call('query', index, photo, *flags)
         assert code == 2 and sentence in err
+
+
+def test_a_photo_that_is_in_the_index_is_said_to_be_there(call, index, photos, tmp_path):  # noqa: F811
+    """Its neighbours, of another class, do not outvote it."""
+    photo = images_of(photos)[0]
+    code, out, _ = call('query', index, photo, '--csv', tmp_path / 'out.csv', '--vote', '12', '--json', '-')
+    found, = json.loads(out)
+    assert code == 0 and (found['class'], found['share'], found['in_index']) == ('class_00', 1, True)
+    assert '\n  class: class_00: this photo is in the index\n' in call('query', index, photo)[1]
+    pytest.importorskip('flask')
+    searched = retrieval.Index(index)
+    page = server.application(searched, *searched.load_network(device='cpu'), n_votes=12).test_client()
+    with open(photo, 'rb') as file:
+        answer = page.post('/neighbours', data=file.read(), base_url='http://localhost').json
+    assert answer['in_index'] and answer['class'] == 'class_00'
+
+
+def test_a_collapsed_network_is_named_by_every_command_and_gives_no_class(call, trained, photos, tmp_path, capsys):  # noqa: F811
+    run = tmp_path / 'collapsed'
+    shutil.copytree(trained, run)
+    states = torch.load(run / 'checkpoint_last.pt', weights_only=False)
+    for name, tensor in states['model'].items():
+        if name.startswith('f_embed') and tensor.is_floating_point():
+            tensor.fill_(1 if name.endswith('bias') else 0)
+    torch.save(states, run / 'checkpoint_last.pt')
+    sentence = 'are the same: the network has collapsed, and what is near means nothing'
+    (photos / 'class_00' / 'broken.jpg').unlink()
+    for arguments in (['index', run, photos, '--out', tmp_path / 'index'],
+                      ['query', tmp_path / 'index', images_of(photos)[0], '--json', '-']):
+        code, out, err = call(*arguments)
+        assert code == 0 and f'embeddings of the index {sentence}' in err
+    assert json.loads(out)[0]['class'] is None
+    assert Retrieve_Images.main(['suspects', str(photos), '--run', str(run), '--out', str(tmp_path / 'a.csv'),
+                                 '--device', 'cpu', '--kernels', '0']) == 0
+    assert f'embeddings of the photos {sentence}' in capsys.readouterr().err
+    for action in (['metrics'], ['rerank'], ['open_set', '.5'], ['codes', 'SQ8']):
+        assert after_training(run, *action) == 0
+        assert f'test split {sentence}' in capsys.readouterr().err, action
