@@ -322,3 +322,29 @@ def test_a_long_first_epoch_says_how_long_it_waited_for_images(opt, patterns, mo
             moved.append(step)
         error = capsys.readouterr().err
         assert f'Note: {share} of the training time of epoch 7 was spent waiting' in error if share else not error
+
+
+class Sized(torch.utils.data.Dataset):
+    """Images of a size that changes, with the process that has loaded them as label."""
+    size = 24
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, item):
+        return torch.zeros(3, self.size, self.size), os.getpid(), item[0]
+
+
+@pytest.mark.parametrize('is_picklable', [True, False])
+def test_workers_start_again_if_the_data_set_has_changed(is_picklable, opt):
+    """As by a start_epoch() of its transform. One that cannot be pickled may have changed in every epoch."""
+    images, found = Sized(), []
+    if not is_picklable:
+        images.function = lambda: None
+    loader = TrainingLoader(opt(kernels=2, device=torch.device('cpu'), seed=1, views=1), images, [[0, 1], [2, 3]])
+    for epoch, size in enumerate((24, 24, 32), start=1):
+        images.size = size
+        batches = [*loader.epoch(epoch)]
+        assert [batch.shape[-1] for batch, _, _ in batches] == [size] * 2
+        found.append({pid for _, labels, _ in batches for pid in labels.tolist()})
+    assert (found[0] == found[1]) == is_picklable and not found[1] & found[2]
