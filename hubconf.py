@@ -24,6 +24,8 @@ _ROOT = pathlib.Path(__file__).resolve().parent
 # folder, registry, what the flags begin with
 _KINDS = {'criterion': ('criteria', 'CRITERIA', 'loss_{}_'), 'miner': ('batch_mining', 'BATCHMINERS', 'miner_{}_'),
           'sampler': ('datasampler', 'SAMPLERS', 'data_')}
+# what the training step gives every loss; some take it (docs/extending.md)
+_INPUTS = {'batch_features', 'f_embed', 'indices', 'step', 'epoch', 'feature_maps', 'images', 'teacher_batch'}
 # values that a run takes from its data, its network and its other flags, in the form of FLAGS; every method takes them
 _RUN = {'n_classes': {'type': 'int', 'at_least': 1, 'help': 'number of classes'},
         'embed_dim': {'type': 'int', 'at_least': 1, 'help': 'dimension of the embeddings'},
@@ -53,12 +55,14 @@ def criterion(loss, miner=None, **settings):
                   `class_counts` [n_classes] (training images), `lr`. The latter are accepted by every loss, so that
                   one line switches losses; some need them. `lr` is the flag `loss_<loss>_lr` where there is one.
 
-    Returns: a torch.nn.Module, criterion(batch, labels, indices_tuple=None) -> scalar, for embeddings [B, D] and labels
-    [B] of any integer type, on the same device or on the CPU. indices_tuple, as in pytorch-metric-learning, takes the
-    place of what the miner of the criterion would select: tensors of indices (anchors, positives, negatives), or, for
-    pairs, (anchors, positives, anchors, negatives), or what miner() returns. docs/extending.md lists further keywords
-    that some losses take. The method `parameter_groups()` returns the optimizer groups of its trained parameters, or
-    [].
+    Returns: a torch.nn.Module, criterion(batch, labels, indices_tuple=None, ref_emb=None, ref_labels=None) -> scalar,
+    for embeddings [B, D] and labels [B] of any integer type, on the same device or on the CPU; without a sample, 0 with
+    a graph. indices_tuple, as in pytorch-metric-learning, takes the place of what the miner of the criterion would
+    select: indices (anchors, positives, negatives), or, for pairs, (anchors, positives, anchors, negatives), each a
+    tensor, an array or a list, or what miner() returns. A loss that compares pairs of a batch with references takes
+    them as ref_emb [R, D] and ref_labels [R], in place of the batch itself. docs/extending.md lists further keywords
+    that some losses take; the others ignore these. The method `parameter_groups()` returns the optimizer groups of its
+    trained parameters, or [].
 
     Raises TypeError for settings that are unknown or missing, and ValueError for unknown names and wrong values; a call
     raises TypeError or ValueError for a wrong batch or wrong labels.
@@ -78,6 +82,7 @@ def criterion(loss, miner=None, **settings):
     sizes = getattr(opt, 'n_classes', None), getattr(opt, 'embed_dim', None)
     takes = functools.partial(_take_call, loss, *sizes)
     built.register_forward_pre_hook(takes, prepend=True, with_kwargs=True)
+    built.forward = types.MethodType(_zero_without_samples, built)
     return built
 
 
@@ -99,7 +104,12 @@ def miner(name, masks=False, **settings):
     mined = _import('utilities', 'loss_sums').Miner(batchminer, name, masks)
 
     def mine(batch, labels):
-        return mined(batch, _labels_of_batch(batch, labels))
+        labels = _labels_of_batch(batch, labels)
+        if not len(batch):
+            has_masks = masks and getattr(_module('miner', name), 'RETURNS', '') == 'masks'
+            none = torch.zeros(0, 0, dtype=torch.bool, device=batch.device)
+            return (none, none) if has_masks else torch.zeros(0, 3, dtype=torch.int64, device=batch.device)
+        return mined(batch, labels)
     return mine
 
 
@@ -130,7 +140,8 @@ def sampler(name, labels, superclasses=None, embeddings=None, **settings):
                                     ('superclasses', superclasses, getattr(module, 'REQUIRES_HIERARCHY', False))):
         if needed == (value is None):
             raise TypeError(f'sampler {name!r} ' + (f'needs {argument}' if needed else f'takes no {argument}'))
-        further += [value] if needed else []
+        if needed:
+            further.append(value.tolist() if argument == 'superclasses' and hasattr(value, 'tolist') else value)
     image_list = [(index, label) for index, label in enumerate(labels.tolist())]
     image_dict = {label: [] for label in sorted({label for _, label in image_list})}
     for index, label in image_list:
@@ -165,7 +176,11 @@ def metrics(names, seed=0):
             raise ValueError(f'expected embeddings [N, D] and labels [N], not {[*embeddings.shape]} and '
                              f'{[*labels.shape]}')
         if is_query is not None:
-            is_query = torch.as_tensor(is_query).cpu().bool().numpy()
+            is_query = torch.as_tensor(is_query).cpu()
+            if is_query.shape != labels.shape or not ((is_query == 0) | (is_query == 1)).all():
+                raise ValueError(f'expected is_query, {len(labels)} booleans, not {[*is_query.shape]} of '
+                                 f'{is_query.dtype}')
+            is_query = is_query.bool().numpy()
         with torch.no_grad(), _user_errors(module):
             return module.compute(names, embeddings, labels.unique(return_inverse=True)[1].numpy(), is_query, seed)
     return measure
@@ -211,23 +226,53 @@ def network(run_or_export, device='cpu', trust=False):
 
 def _take_call(loss, n_classes, embed_dim, criterion, arguments, named):
     """
-    A hook that turns the arguments of a call (batch, labels, indices_tuple) into those of the loss, and gives the
-    tuples to its miners. Raises ValueError for tuples of another form and for tuples without a miner, and the errors of
-    _labels_of_batch.
+    A hook that turns the arguments of a call (batch, labels, indices_tuple, ref_emb, ref_labels) into those of the
+    loss, and gives the tuples to its miners. Raises TypeError for keywords that no loss, or not this one, takes;
+    ValueError for tuples of another form, for tuples without a miner and for references that the loss does not take;
+    and the errors of _labels_of_batch.
     """
-    batch, labels, tuples, more = _called_with(*arguments, **named)
+    batch, labels, tuples, references, more = _called_with(*arguments, **named)
+    taken = criterion.takes - {'batch', 'labels', 'kwargs'} | _INPUTS
+    if unknown := [name for name in more if name not in taken]:
+        raise TypeError(f'criterion {loss!r}: unknown {", ".join(unknown)}; it takes batch, labels, indices_tuple, '
+                        f'ref_emb, ref_labels, {", ".join(sorted(taken))}')
     labels = _labels_of_batch(batch, labels, n_classes, embed_dim)
+    if any(value is not None for value in references):
+        more |= _references(loss, criterion, batch, references, tuples, n_classes)
     miners = [part.batchminer for part in criterion.modules() if hasattr(part, 'batchminer')]
     if tuples is not None and not miners:
         raise ValueError(f'criterion {loss!r} takes no tuples of a miner: leave out indices_tuple, or the miner '
                          'of the trainer')
     for miner in miners:
-        miner.of_step.tuples = None if tuples is None else _tuples(tuples, batch)
+        miner.of_step.tuples = found = None if tuples is None else _tuples(tuples, batch)
+        if miner.use == 'own' and miner.takes_masks and isinstance(found, torch.Tensor):
+            raise ValueError(f'criterion {loss!r} takes pairs, not triplets: give (anchors, positives, anchors, '
+                             'negatives), or two bool masks [B, B]')
     return (), {'batch': batch, 'labels': labels} | more
 
 
-def _called_with(batch, labels, indices_tuple=None, **more):
-    return batch, labels, indices_tuple, more
+def _called_with(batch, labels, indices_tuple=None, ref_emb=None, ref_labels=None, **more):
+    return batch, labels, indices_tuple, (ref_emb, ref_labels), more
+
+
+def _references(loss, criterion, batch, given, tuples, n_classes):
+    """ref_emb and ref_labels of a call as the keywords of a loss. Raises ValueError where it does not take them."""
+    embeddings, labels = given
+    if embeddings is None or labels is None:
+        raise ValueError('give ref_emb and ref_labels together')
+    if 'references' not in criterion.takes:
+        raise ValueError(f'criterion {loss!r} compares a batch with itself only: leave out ref_emb and ref_labels')
+    if tuples is not None:
+        raise ValueError('give indices_tuple or ref_emb, not both: all samples are compared with all references')
+    labels = _labels_of_batch(embeddings, labels, n_classes, batch.shape[1])
+    return {'references': embeddings, 'reference_labels': labels}
+
+
+def _zero_without_samples(criterion, batch, labels, **more):
+    """The forward() of a criterion, which gives 0 with a graph for a batch without a sample."""
+    if not len(batch):
+        return batch.sum() * 0
+    return type(criterion).forward(criterion, batch=batch, labels=labels, **more)
 
 
 def _tuples(given, batch):
@@ -248,6 +293,11 @@ def _labels_of_batch(batch, labels, n_classes=None, embed_dim=None):
     devices, and for a class outside 0 ... n_classes − 1. On a GPU the latter is an assertion, for which the host does
     not wait.
     """
+    for what, value in (('embeddings [B, D]', batch), ('labels [B]', labels)):
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f'expected {what}, a tensor, not {"None" if value is None else type(value).__name__}')
+    if not batch.is_floating_point():
+        raise TypeError(f'expected embeddings of a floating-point type, not {batch.dtype}')
     if batch.dim() != 2 or labels.shape != batch.shape[:1]:
         raise ValueError(f'expected embeddings [B, D] and labels [B], not {[*batch.shape]} and {[*labels.shape]}')
     if embed_dim not in (None, batch.shape[1]):

@@ -28,7 +28,7 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
         margin: m, a cosine: positives should have a cosine above 1 − m, negatives a cosine below m.
         gamma:  γ, factor of the weighted similarities.
         references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and the
-                index [B] of each sample among them; by default the batch.
+                index [B] of each sample among them, None if it is not; by default the batch.
         reduction: mean, or none for the value of each sample, and whether it has one.
 
     Returns: scalar, the mean of log(1 + Σ_n e^{γ α_n (s_n − m)} Σ_p e^{−γ α_p (s_p − 1 + m)}) over the anchors with
@@ -48,9 +48,10 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
             own = torch.arange(len(labels), device=labels.device)
         else:
             references = F.normalize(references.to(batch.dtype), dim=1)
+        own = labels.new_zeros(len(labels), 0) if own is None else own[:, None]
         similarities = batch @ references.T
         same = labels[:, None] == reference_labels
-        positives, negatives = same.scatter(1, own[:, None], False), ~same
+        positives, negatives = same.scatter(1, own, False), ~same
         push = gamma * F.relu(similarities + margin).detach() * (similarities - margin)
         pull = -gamma * F.relu(1 + margin - similarities).detach() * (similarities - 1 + margin)
         least = torch.finfo(batch.dtype).min / 2                   # finite, like the sum of two

@@ -4,7 +4,9 @@ Margin loss with a learned beta for each class: the distance that separates its 
 Sampling Matters in Deep Embedding Learning, ICCV 2017, https://arxiv.org/abs/1706.07567, section 4.2.
 
 Differs: The divisor counts the violated positive pairs and the violated negative pairs. With newer versions
-of torch, the code of Roth et al. counts a triplet in which both are violated once.
+of torch, the code of Roth et al. counts a triplet in which both are violated once. With ν > 0, each triplet adds ν β to
+the dividend, with a shared and with a constant β, too; pytorch-metric-learning adds ν β to the loss if β is shared, and
+nothing if it is constant.
 """
 import torch
 import torch.nn.functional as F

@@ -4,7 +4,8 @@ Multi-similarity loss with its own pair mining. Wang et al., CVPR 2019, https://
 Eq. 11, 12 and 15.
 
 Differs: The mean is over the whole batch, as in the authors' code; Roth et al. divide by the number of anchors that the
-mining keeps. The authors' code leaves out positives with a similarity of 1, and so duplicates. The paper has β 50 and λ
+mining keeps. An anchor without a positive or without a negative adds 0; in pytorch-metric-learning, its other
+pairs count. The authors' code leaves out positives with a similarity of 1, and so duplicates. The paper has β 50 and λ
 1.
 """
 import torch
@@ -59,7 +60,7 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
         margin:     ε of the pair mining, a cosine; 2 or more means no mining.
         thresh:     λ, the cosine that separates positive from negative pairs.
         references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and the
-                    index [B] of each sample among them; by default the batch.
+                    index [B] of each sample among them, None if it is not; by default the batch.
         log:        a dict that receives `tuples`, the number of pairs that the mining keeps, and how many of them are
                     positive and negative, `violating_positives` and `violating_negatives`.
         reduction:  mean, or none for the value of each sample.
@@ -80,9 +81,10 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
             own = torch.arange(len(labels), device=labels.device)
         else:
             references = F.normalize(references.to(batch.dtype), dim=1)
+        own = labels.new_zeros(len(labels), 0) if own is None else own[:, None]
         similarities = batch @ references.T
         same = labels[:, None] == reference_labels
-        positives, negatives = mine_pairs(similarities.detach(), same.scatter(1, own[:, None], False), ~same, margin)
+        positives, negatives = mine_pairs(similarities.detach(), same.scatter(1, own, False), ~same, margin)
         if log is not None:
             n_positives, n_negatives = positives.count_nonzero(), negatives.count_nonzero()
             log.update(tuples=n_positives + n_negatives, violating_positives=n_positives,

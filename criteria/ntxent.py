@@ -22,7 +22,7 @@ def ntxent_loss(batch, labels, temperature=0.07, references=None, reference_labe
         labels:      [B] int64.
         temperature: temperature; the cosines are divided by it.
         references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and the
-                     index [B] of each sample among them; by default the batch.
+                     index [B] of each sample among them, None if it is not; by default the batch.
 
     Returns: scalar, the mean of −log(e^{s_ij} / (e^{s_ij} + Σ_n e^{s_in})) over the ordered positive pairs (i, j),
     where n are the negatives of i; a differentiable zero without a positive pair.
@@ -40,9 +40,10 @@ def ntxent_loss(batch, labels, temperature=0.07, references=None, reference_labe
             own = torch.arange(len(labels), device=labels.device)
         else:
             references = F.normalize(references.to(batch.dtype), dim=1)
+        own = labels.new_zeros(len(labels), 0) if own is None else own[:, None]
         similarities = batch @ references.T / temperature
         same = labels[:, None] == reference_labels
-        positives = same.scatter(1, own[:, None], False)
+        positives = same.scatter(1, own, False)
         # finite: −inf would make the gradient of an anchor without negatives nan
         all_negatives = similarities.masked_fill(same, torch.finfo(batch.dtype).min / 2).logsumexp(dim=1)
         # above the default threshold, 20, softplus is the identity: an error that float64 and sums over pairs show

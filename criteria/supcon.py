@@ -4,7 +4,8 @@ Supervised contrastive loss, in the form with the sum outside the logarithm. Kho
 https://arxiv.org/abs/2004.11362, Eq. 2.
 
 Differs: The sum is outside the logarithm. The authors' code multiplies by temperature / 0.07, and anchors without a
-positive count as 0 in its mean.
+positive count as 0 in its mean. In a batch of one class, the loss is that of its positive pairs; in
+pytorch-metric-learning it is 0.
 """
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
         labels:      [B] int64.
         temperature: temperature; the cosines are divided by it.
         references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and the
-                     index [B] of each sample among them; by default the batch.
+                     index [B] of each sample among them, None if it is not; by default the batch.
         reduction:   mean, or none for the value of each sample, and whether it has one.
 
     Returns: scalar, the mean over anchors i with a positive of log Σ_k e^{s_ik} − mean_p s_ip, where k are all samples
@@ -41,10 +42,11 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
             own = torch.arange(len(labels), device=labels.device)
         else:
             references = F.normalize(references.to(batch.dtype), dim=1)
+        own = labels.new_zeros(len(labels), 0) if own is None else own[:, None]
         similarities = batch @ references.T / temperature
-        positives = (labels[:, None] == reference_labels).scatter(1, own[:, None], False)
+        positives = (labels[:, None] == reference_labels).scatter(1, own, False)
         # finite: −inf would make the gradient of a lone anchor nan
-        others = similarities.scatter(1, own[:, None], torch.finfo(batch.dtype).min / 2).logsumexp(dim=1)
+        others = similarities.scatter(1, own, torch.finfo(batch.dtype).min / 2).logsumexp(dim=1)
         n_positives = positives.sum(dim=1, dtype=torch.int32)
         terms = others - similarities.where(positives, 0).sum(dim=1) / n_positives.clamp(min=1)
         if reduction == 'none':

@@ -68,6 +68,10 @@ METRICS = {
 }
 
 
+NAMES_ELSEWHERE = {                                                                       # in pytorch-metric-learning
+    'mean_average_precision_at_r': 'map_at_r', 'mean_average_precision': 'mAP', 'NMI': 'nmi', 'AMI': 'ami'}
+
+
 def check_entry(base):
     """Raises UserError, for whoever adds a metric, where the entry `base` of METRICS cannot be computed."""
     metric, where = METRICS[base], f"evaluation/metrics.py: METRICS['{base}']:"
@@ -96,6 +100,9 @@ def parse(name):
     metric = METRICS.get(registered(name))
     if metric is None or (base == 'e_recall' and cosine):
         names = [f'c_{known.removeprefix("e_")}' for known in METRICS] if cosine else METRICS
+        if base in NAMES_ELSEWHERE:
+            raise UserError(f'--evaluation_metrics {name}: its name here is '
+                            f'{"c_" * cosine}{NAMES_ELSEWHERE[base]}{at}{argument}')
         raise UserError(f'--evaluation_metrics {name}: unknown; choose from {", ".join(METRICS)}, or c_ before them'
                         + nearest(name.partition('@')[0], names).replace('?', f'{at}{argument}?'))
     if metric.argument in (int, float):

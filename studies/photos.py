@@ -34,12 +34,12 @@ def read(tier, rows=FOLDER / 'rows'):
     """
     file = rows / f'{TIERS[tier].lower()}.csv'
     found = {name: ({}, {}) for name in registered()['sets']}
-    for run in final_rows.read(file):
-        _, name, setting = run.group.split('_', 2)
-        found[name][0].setdefault(setting, {})[run.seed] = run
-    for (group, seed), values in class_values.read(file.with_name(f'{file.stem}_classes.csv')).items():
+    values = class_values.read(file.with_name(f'{file.stem}_classes.csv'))
+    lines = [(0, run.group, run.seed, run) for run in final_rows.read(file)]
+    for place, group, seed, content in lines + [(1, *key, of_run) for key, of_run in values.items()]:
         _, name, setting = group.split('_', 2)
-        found[name][1].setdefault(setting, {})[seed] = values
+        if name in found:                                     # other sets have no questions
+            found[name][place].setdefault(setting, {})[seed] = content
     return found
 
 
@@ -186,32 +186,39 @@ def short_table(found):
 
 
 def mean_text(tested, setting):
-    """'16.4 ± 0.3 (3)': mean, half of the interval by the pooled variances, and number of seeds; '' without a run."""
+    """'16.4±0.3': the mean over seeds, and half of its interval by the pooled variances; '' without a run."""
     if setting not in tested:
         return ''
     estimate = estimates.difference(tested, [setting], [], fixed=FIXED)
-    half = '' if setting in FIXED or np.isnan(estimate.half) else f' ± {rounded(estimate.half)}'
-    return f'{rounded(estimate.mean)}{half} ({len(tested[setting])})'
+    half = '' if setting in FIXED or np.isnan(estimate.half) else f'±{rounded(estimate.half)}'
+    return f'{rounded(estimate.mean)}{half}'
+
+
+def row_of_means(title, cells):
+    """A row of mean_text() and the number of seeds, over [(points, setting)] of its cells; None without a run."""
+    counts = {len(tested[setting]) for tested, setting in cells if setting in tested}
+    if not counts:
+        return None
+    return [title, *(mean_text(*cell) for cell in cells), ' to '.join(map(str, sorted({min(counts), max(counts)})))]
 
 
 def settings_table(found):
     """The table of the fine-tuned settings on each set, the highest MAP@R on the first set first."""
-    tested = [[points(found[name][0], metric) for metric in (MAP, RECALL)] for name in found]
-    names = dict.fromkeys(setting for runs, _ in found.values() for setting in runs)
-    first = tested[0][0]
-    order = sorted(names, key=lambda setting: -estimates.mean(first[setting]) if setting in first else 0)
+    tested = [points(runs, metric) for runs, _ in found.values() for metric in (MAP, RECALL)]
+    names = dict.fromkeys(setting for of_set in tested for setting in of_set)
+    order = sorted(names, key=lambda setting: -estimates.mean(tested[0].get(setting, {0: 0})))
     heads = [f'{name}, {title}' for name in found for title in ('MAP@R', 'R@1')]
-    return markdown(['setting', *heads], [[setting, *(mean_text(one, setting) for pair in tested for one in pair)]
-                                          for setting in order])
+    rows = [row_of_means(setting, [(of_set, setting) for of_set in tested]) for setting in order]
+    return markdown(['setting', *heads, 'seeds'], rows)
 
 
 def losses_table(found):
     """The table of the losses on frozen features: MAP@R with default settings and after the search."""
-    tested = [points(found[name][0], MAP) for name in found]
+    tested = [points(runs, MAP) for runs, _ in found.values()]
     heads = [f'{name}, {kind}' for name in found for kind in ('default', 'tuned')]
-    rows = [[loss, *(mean_text(one, loss + end) for one in tested for end in ('', '_Tuned'))]
+    rows = [row_of_means(loss, [(of_set, loss + end) for of_set in tested for end in ('', '_Tuned')])
             for loss in [*FIXED, *registered()['losses']]]
-    return markdown(['MAP@R', *heads], [row for row in rows if any(row[1:])])
+    return markdown(['MAP@R', *heads, 'seeds'], filter(None, rows))
 
 
 def origin(tier, found):

@@ -12,6 +12,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -184,6 +185,9 @@ def test_a_miner_of_ones_own_may_return_a_list():
     torch.testing.assert_close(found(batch, labels), sum(pos - neg + 5 for pos, neg in apart) / 2)
 
 
+EMBEDDINGS = torch.tensor([[0.], [1], [3], [9]]), torch.tensor([0, 0, 0, 1])
+
+
 # In place of losses of pytorch-metric-learning
 
 @pytest.fixture
@@ -217,6 +221,148 @@ def test_a_loss_takes_the_tuples_of_their_miners(loss, flags, theirs, arguments,
         torch.testing.assert_close(value, wanted)
         torch.testing.assert_close(torch.autograd.grad(value, batch)[0], gradient)
     assert found(batch, labels).equal(load('criterion', loss, miner='all', n_classes=4, **flags)(batch, labels, None))
+
+
+@pytest.mark.parametrize('loss, flags, theirs, arguments', [TRIPLET, MARGIN, CONTRASTIVE])
+def test_pairs_that_are_listed_twice_count_twice(loss, flags, theirs, arguments, pml):
+    distance = pml.distances.LpDistance(normalize_embeddings=False)
+    theirs = vars(pml.losses)[theirs](distance=distance, **arguments)
+    found = load('criterion', loss, miner='all', n_classes=4, **flags)
+    batch, labels = batch_of()
+    pairs = [[0, 0, 0, 1, 5], [4, 4, 8, 5, 9], [0, 0, 1, 5, 5, 5], [1, 1, 2, 3, 6, 7]]
+    wanted = theirs(batch, labels, tuple(map(torch.tensor, pairs)))
+    gradient, = torch.autograd.grad(wanted, batch)
+    for kind in (torch.tensor, np.array, list):
+        value = found(batch, labels, tuple(map(kind, pairs)))
+        torch.testing.assert_close(value, wanted)
+        torch.testing.assert_close(torch.autograd.grad(value, batch)[0], gradient)
+    if loss == 'contrastive':
+        value = load('criterion', loss, miner='all')(*EMBEDDINGS, ([0, 0, 0], [1, 1, 2], [3], [0]))
+        assert value.item() == pytest.approx((1 + 1 + 3) / 3)
+
+
+@pytest.mark.parametrize('positional', [False, True])
+def test_references_take_the_place_of_the_batch(positional, pml):
+    theirs = pml.losses.ContrastiveLoss(distance=pml.distances.LpDistance(normalize_embeddings=False), neg_margin=1.2)
+    found = load('criterion', 'contrastive', miner='all', active_only=True, neg_margin=1.2)
+    (batch, labels), (references, others) = batch_of(), batch_of(1)
+    others = others.flip(0)[:9]
+    references = references[:9]
+    wanted = theirs(batch, labels, ref_emb=references, ref_labels=others)
+    value = (found(batch, labels, None, references, others) if positional else
+             found(batch, labels, ref_emb=references, ref_labels=others))
+    torch.testing.assert_close(value, wanted)
+    assert not torch.isclose(value, found(batch, labels))
+
+
+OF_REFERENCES = {'contrastive': {'miner': 'all'}, 'circle': {}, 'multisimilarity': {}, 'ntxent': {}, 'supcon': {}}
+
+
+@pytest.mark.parametrize('loss, settings', OF_REFERENCES.items())
+def test_every_loss_of_references_takes_others(loss, settings):
+    """As if each sample stood among the references, too, where a loss leaves it out."""
+    found, (batch, labels), (references, others) = load('criterion', loss, **settings), batch_of(), batch_of(1)
+    for i in range(12):
+        own, label = batch[i:i + 1], labels[i:i + 1]
+        wanted = found(own, label, references=torch.cat([references, own]), own=torch.tensor([12]),
+                       reference_labels=torch.cat([others, label]))
+        torch.testing.assert_close(found(own, label, ref_emb=references, ref_labels=others), wanted)
+        assert wanted > 0
+    found(batch, labels, ref_emb=references, ref_labels=others).backward()
+    assert batch.grad.isfinite().all()
+
+
+def test_losses_without_references_refuse_them():
+    (batch, labels), taking = batch_of(), []
+    for loss, miner in dict(reversed(WITH_MINERS)).items():
+        small = {f'loss_{loss}_{flag}': value for flag, value in cases.SMALL.get(loss, {}).items()}
+        found = load('criterion', loss, miner=miner, **SIZES, **small)
+        if 'references' in found.takes:
+            taking.append(loss)
+            continue
+        with pytest.raises(ValueError, match=f"'{loss}' compares a batch with itself only: leave out ref_emb"):
+            found(batch, labels, ref_emb=batch, ref_labels=labels)
+    assert {*taking} == {*OF_REFERENCES}
+
+
+@pytest.mark.parametrize('loss, miner', WITH_MINERS)
+def test_a_batch_of_none_gives_zero_with_a_graph(loss, miner):
+    small = {f'loss_{loss}_{flag}': value for flag, value in cases.SMALL.get(loss, {}).items()}
+    found = load('criterion', loss, miner=miner, **SIZES, **small)
+    batch = torch.zeros(0, 4, requires_grad=True)
+    for criterion in (found, copy.deepcopy(found)):
+        value = criterion(batch, torch.zeros(0, dtype=torch.int64))
+        value.backward()
+        assert value.item() == 0 and batch.grad.shape == (0, 4)
+    assert cases.fast(found, *batch_of()) > 0
+
+
+@pytest.mark.parametrize('name', MINERS)
+def test_miners_of_a_batch_of_none(name):
+    none = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
+    assert load('miner', name)(*none).shape == (0, 3)
+    masks = load('miner', name, masks=True)
+    assert isinstance(masks(*none), tuple) == isinstance(masks(*batch_of()), tuple)
+
+
+@pytest.mark.parametrize('named, error, text', [
+    ({'referencs': 1}, TypeError, "'contrastive': unknown referencs; it takes batch, labels, indices_tuple, ref_emb, "),
+    ({'ref_emb': EMBEDDINGS[0]}, ValueError, 'give ref_emb and ref_labels together'),
+    ({'ref_emb': EMBEDDINGS[0], 'ref_labels': EMBEDDINGS[1][:3]}, ValueError, r'not \[4, 1\] and \[3\]'),
+    ({'ref_emb': torch.ones(4, 2), 'ref_labels': EMBEDDINGS[1]}, ValueError, r'embeddings \[B, 1\]'),
+    ({'indices_tuple': ([0], [1], [0], [3]), 'ref_emb': EMBEDDINGS[0], 'ref_labels': EMBEDDINGS[1]}, ValueError,
+     'give indices_tuple or ref_emb, not both'),
+    ({'labels': None}, TypeError, r'expected labels \[B\], a tensor, not None'),
+    ({'labels': [0, 0, 0, 1]}, TypeError, r'expected labels \[B\], a tensor, not list'),
+    ({'batch': [[0.], [1], [3], [9]]}, TypeError, r'expected embeddings \[B, D\], a tensor, not list'),
+    ({'batch': EMBEDDINGS[0].long()}, TypeError, 'embeddings of a floating-point type, not torch.int64'),
+    *(({'indices_tuple': wrong}, ValueError, 'expected three or four tensors of indices') for wrong in (
+        ([0, 1], [1], [3, 3]), ([0, 1], [1, 0], [3, 3], [0]), ([0], [1], [4]), ([0], [1], [-1]), ([.5], [1.], [3.]),
+        ([0], [1]), ([0, 1, 3], [1, 0, 3], [0, 2, 3], [0, 1, 3], [0, 1, 3])))])
+def test_wrong_calls_are_named(named, error, text):
+    found = load('criterion', 'contrastive', miner='all')
+    with pytest.raises(error, match=text):
+        found(**{'batch': EMBEDDINGS[0], 'labels': EMBEDDINGS[1]} | named)
+
+
+@pytest.mark.parametrize('kind', [torch.tensor, np.array, list])
+def test_columns_of_three_indices_are_columns(kind):
+    points, labels = torch.tensor([0, 1, 3, 4.5, 9, 9.2])[:, None], torch.tensor([0, 0, 1, 1, 2, 2])
+    columns = [[0, 1, 2], [1, 0, 3], [2, 4, 5]]
+    found = load('criterion', 'triplet', miner='all', margin=100.)(points, labels, tuple(map(kind, columns)))
+    terms = [(points[a] - points[p]) ** 2 - (points[a] - points[n]) ** 2 + 100
+             for a, p, n in zip(*columns, strict=True)]
+    assert found.item() == pytest.approx(sum(terms).item() / 3, abs=1e-4) == pytest.approx(64.27, abs=1e-2)
+
+
+@pytest.mark.parametrize('loss, miner', [('lifted', 'lifted'), ('npair', 'npair'), ('angular', 'npair')])
+def test_losses_of_pairs_refuse_triplets_by_a_sentence(loss, miner):
+    found, (batch, labels) = load('criterion', loss, miner=miner), batch_of()
+    with pytest.raises(ValueError, match=f"'{loss}' takes pairs, not triplets: give \\(anchors, positives, anchors"):
+        found(batch, labels, ([0, 1], [4, 5], [1, 2]))
+
+
+def test_super_classes_may_be_a_tensor():
+    labels = torch.arange(40) % 4
+    found = [list(load('sampler', 'hierarchical', labels, superclasses=given, bs=8))
+             for given in ([0, 0, 1, 1], torch.tensor([0, 0, 1, 1]), np.array([0, 0, 1, 1]))]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize('is_query', [[True] * 5, [True] * 3, [0, 3], [[True]] * 4, [0, 2, 1, 1]])
+def test_queries_of_another_form_are_refused_by_metrics(is_query):
+    measure = load('metrics', ['e_recall@1', 'map_at_r'])
+    for given in (is_query, torch.tensor(is_query), np.array(is_query)):
+        with pytest.raises(ValueError, match='expected is_query, 4 booleans, not '):
+            measure(*EMBEDDINGS, given)
+    assert measure(*EMBEDDINGS, [1, 0, 0, 0]) == measure(*EMBEDDINGS, [True, False, False, False])
+
+
+@pytest.mark.parametrize('theirs, ours', [
+    ('mean_average_precision_at_r', 'map_at_r'), ('mean_average_precision', 'mAP'), ('NMI', 'nmi'), ('AMI', 'ami')])
+def test_their_names_of_metrics_are_known(theirs, ours):
+    with pytest.raises(ValueError, match=f'{theirs}: its name here is {ours}$'):
+        load('metrics', [theirs])
 
 
 def test_their_trainer_gives_the_network_that_it_gives_with_their_loss(pml):

@@ -75,6 +75,51 @@ def triplets_from_masks(positives, negatives):
     return triplets.T
 
 
+def triplets_from_counts(positives, negatives):
+    """As triplets_from_masks, of int64 [B, B], which say how often each pair counts."""
+    anchors, partners = positives.nonzero().T
+    repeats = positives[anchors, partners]
+    anchors = anchors.repeat_interleave(repeats)
+    partners = partners.repeat_interleave(repeats)
+    pair, negative = negatives[anchors].nonzero().T
+    triplets = torch.stack([anchors[pair], partners[pair], negative], dim=1)
+    return triplets.repeat_interleave(negatives[anchors[pair], negative], dim=0)
+
+
+def from_columns(columns, batch):
+    """
+    As from_tuple(), of columns that a caller gives, which may list a pair several times: then the masks are int64, how
+    often each pair counts. Raises ValueError for columns of different lengths, and for indices outside the batch.
+    """
+    columns = [as_indices(column, batch.device) for column in columns]
+    lengths = [len(column) for column in columns]
+    if lengths[0] != lengths[1] or lengths[-1] != lengths[-2]:
+        raise ValueError('columns of different lengths')
+    if any(len(column) and not 0 <= column.min() <= column.max() < len(batch) for column in columns):
+        raise ValueError('indices outside the batch')
+    if len(columns) == 3:
+        return torch.stack(columns, dim=1)
+    counts = torch.zeros(2, len(batch), len(batch), dtype=torch.int64, device=batch.device)
+    for count, first, second in zip(counts, columns[::2], columns[1::2], strict=True):
+        count.index_put_((first, second), torch.ones_like(first), accumulate=True)
+    return tuple(counts) if (counts > 1).any() else tuple(counts.bool())
+
+
+def as_indices(column, device):
+    """A column of indices, a tensor, an array or a list -> int64. Raises TypeError for other numbers."""
+    column = torch.as_tensor(column, device=device)
+    if len(column) and (column.is_floating_point() or column.dtype == torch.bool):
+        raise TypeError('no indices')
+    return column.long()
+
+
+def is_column(part):
+    """Whether a member of a tuple is a tensor or an array of one dimension, or a list of numbers."""
+    if isinstance(part, list):
+        return not any(hasattr(number, '__len__') for number in part)
+    return getattr(part, 'ndim', None) == 1
+
+
 def from_tuple(mined, batch):
     """
     What a miner of pytorch-metric-learning returns, tensors of int64 indices: (anchors, positives, negatives) ->
@@ -112,13 +157,15 @@ class Miner:
     takes_masks: whether the criterion takes masks; otherwise it gets the triplets that they make.
     use:         'triplets' if the loss takes triplets or the pairs in them; 'any' if it is of a library and takes both
                  forms; 'own' if it takes only the pairs of particular miners (npair), or has losses inside it.
+    takes_counts: whether it also takes int64 masks, how often each pair counts.
     """
 
-    def __init__(self, batchminer, name, takes_masks, use='triplets'):
+    def __init__(self, batchminer, name, takes_masks, use='triplets', takes_counts=False):
         self.batchminer = batchminer
         self.name = name
         self.takes_masks = takes_masks
         self.use = use
+        self.takes_counts = takes_counts
         self.names = {'indices', 'step', 'epoch'} & {*inspect.signature(batchminer).parameters}
         # the tuples of the last batch, and those given by a wrapper or the caller
         self.of_step = types.SimpleNamespace(mined=None, tuples=None)
@@ -137,7 +184,10 @@ class Miner:
                                 'int64 tensor [T, 3] or a list of triples, or masks of positive and negative pairs, '
                                 'two bool [B, B], or three or four tensors of indices (docs/extending.md)') from error
         self.of_step.mined = found
-        if not self.takes_masks:
+        has_counts = isinstance(found, tuple) and found[0].dtype != torch.bool
+        if has_counts and self.use == 'own':
+            self.of_step.mined = tuple(counts.bool() for counts in found)
+        elif not self.takes_masks or has_counts and not self.takes_counts:
             self.of_step.mined = self.last
         return self.of_step.mined
 
@@ -155,11 +205,14 @@ class Miner:
     def last(self):
         """The triplets [T, 3] of the last batch."""
         mined = self.of_step.mined
-        return triplets_from_masks(*mined) if isinstance(mined, tuple) else mined
+        if not isinstance(mined, tuple):
+            return mined
+        make = triplets_from_masks if mined[0].dtype == torch.bool else triplets_from_counts
+        return make(*mined)
 
     def given(self):
         """A miner for a loss whose wrapper gives the tuples, as `of_step.tuples` of this miner."""
-        return Miner(self.batchminer, self.name, self.takes_masks, self.use)
+        return Miner(self.batchminer, self.name, self.takes_masks, self.use, self.takes_counts)
 
     def listing(self):
         """The same miner for a criterion that takes triplets only."""
@@ -171,7 +224,7 @@ def fitted(loss, batchminer, name):
     of_pairs = {*(loss.ALLOWED_MINING_OPS or ['any'])} <= {*PAIRS}
     takes_masks = of_pairs or getattr(loss, 'ACCEPTS_MASKS', False)
     use = 'own' if of_pairs else 'triplets'
-    return Miner(batchminer, name, takes_masks, use)
+    return Miner(batchminer, name, takes_masks, use, getattr(loss, 'ACCEPTS_COUNTS', False))
 
 
 def checked(mined, batch):
@@ -181,10 +234,12 @@ def checked(mined, batch):
         if positives.shape != negatives.shape or positives.shape != (len(batch), len(batch)):
             raise ValueError('masks of other shapes')
         return mined
-    if isinstance(mined, tuple) and len(mined) in (3, 4) and all(isinstance(part, torch.Tensor) for part in mined):
-        return from_tuple(tuple(part.to(batch.device).long() for part in mined), batch)
+    if isinstance(mined, tuple) and len(mined) in (3, 4) and all(map(is_column, mined)):
+        return from_columns(mined, batch)
     if isinstance(mined, tuple) and len(mined) == 3 and all(isinstance(part, list) for part in mined):
         return masks_from_lists(*mined, batch)
+    if isinstance(mined, tuple):
+        raise TypeError('a tuple of neither columns nor masks')
     triplets = torch.as_tensor(mined, device=batch.device)
     if len(triplets) and (triplets.is_floating_point() or triplets.dtype == torch.bool or triplets.shape[1:] != (3,)):
         raise TypeError('no indices of triplets')

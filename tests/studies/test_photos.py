@@ -136,8 +136,10 @@ def test_the_interval_over_test_classes(found):
 
 def test_tables_say_how_many_seeds_and_which_devices(found):
     made = photos.tables(found)
-    assert made['settings'].splitlines()[2].startswith('| ProxyAnchor | 1')
-    assert '(2) |' in made['settings'] and '| Untrained | 9' in made['settings']
+    assert made['settings'].splitlines()[2].startswith('| ProxyAnchor | 1') and '±' in made['settings'].splitlines()[2]
+    assert {line.split(' | ')[-1] for line in made['settings'].splitlines()[2:] if 'Untrained' not in line} == {'2 |'}
+    untrained, = (line for line in made['settings'].splitlines() if 'Untrained' in line)
+    assert untrained.startswith('| Untrained | ') and '±' not in untrained and untrained.endswith(' | 1 |')
     assert made['finetuned origin'].startswith('21 runs so far, 10.5 hours of epochs, on AMD EPYC; commits 01234567.')
     assert ' beside (9 degrees of freedom; equal in all settings: p = ' in made['finetuned origin']
     assert made['frozen origin'].startswith('0 runs so far')
