@@ -32,7 +32,8 @@ def missing_data(runs):
     found = {}
     problems = collections.Counter()
     for run in runs:
-        key = tuple(run.settings[flag] for flag in ('dataset', 'source_path', 'csv', 'download'))
+        flags = ('dataset', 'source_path', 'csv', 'download')
+        key = (*(run.settings[flag] for flag in flags), *run.settings['csv_columns'])
         if key not in found:
             found[key] = problem_of_data(argparse.Namespace(**run.settings))
         problems[found[key]] += 1
