@@ -117,6 +117,8 @@ class State:
         """
         if self.is_stored(thing, name) or self.is_whole(thing, name):
             return form_of(value)
+        if type(value) in PLAIN:                              # most of them, by far
+            return digest(value)
         return form_of(value) + digest(Writer(self.place_of, known, compares=True).encode(value))
 
     # Saving

@@ -1,6 +1,7 @@
 """Runs whose parts keep state in all forms, stopped after two of four epochs and resumed: the same bits."""
 import collections
 import copy
+import io
 import itertools
 
 import numpy as np
@@ -165,3 +166,15 @@ def test_a_trained_network_has_its_attributes(quick, run, tmp_path, monkeypatch,
     from retrieval import loading
     found, _ = loading.load(folder_of(tmp_path) / 'checkpoint_test_e_recall@1.pt')
     assert torch.equal(found.model.shift, torch.arange(16.))
+
+
+def test_a_plain_run_keeps_next_to_nothing(quick, run, tmp_path):
+    """Beside its weights and its optimizer."""
+    assert run(*quick, *FEW, '--n_epochs', '1') == 0
+    content = checkpoint.load(folder_of(tmp_path) / 'checkpoint_last.pt')
+    sizes = []
+    for part in (content, {name: value for name, value in content.items() if name != 'state'}):
+        file = io.BytesIO()
+        torch.save(part, file)
+        sizes.append(file.tell())
+    assert sizes[0] - sizes[1] < 1000 and 'gradients' not in content['state']
