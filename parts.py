@@ -76,11 +76,14 @@ class Parts:
         """
         [(part, object)] of what has a method of this name: the parts and all that is inside them. The network comes
         late, since embedding images, in a method of another part, leaves it in evaluation mode; then the step, which
-        gives all processes the same weights.
+        gives all processes the same weights. Copies of the network, such as a teacher, are not among them.
         """
         order = [*vars(self)]
-        found = [(root(place), thing) for place, thing in reached(self)[1].items()
-                 if place and callable(getattr(thing, name, None))]
+        objects = reached(self)[1]
+        copies = {id(module) for thing in objects.values() if isinstance(thing, type(self.model))
+                  and thing is not self.model for module in thing.modules()}
+        found = [(root(place), thing) for place, thing in objects.items()
+                 if place and id(thing) not in copies and callable(getattr(thing, name, None))]
         return sorted(found, key=lambda one: (one[0] == 'step', one[0] == 'model', order.index(one[0])))
 
     def call(self, name, *arguments):
