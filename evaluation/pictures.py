@@ -1,5 +1,6 @@
 """Pictures of the embeddings of one split, for papers. PICTURES is the registry."""
 import importlib.util
+import os
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +26,15 @@ def check(opt):
         raise UserError('--pictures tsne needs scikit-learn: pip install scikit-learn')
 
 
-def draw(opt, model, data, criterion, folder):
+def draw(opt, model, data, criterion, folder, pair=()):
     """
     Saves --pictures of the split protocol.split_of_pictures() in `folder`, as PNG and SVG. Raises UserError if `folder`
     cannot be made, or no picture is asked for.
+
+    pair: two image files of the split, for the picture why, which then shows them, and is drawn alone.
     """
+    if pair and (len(pair) != 2 or opt.pictures != ['why']):
+        raise UserError(f'pictures {folder}: two images go with --pictures why, which shows them')
     if not set(opt.pictures) & {*PICTURES}:
         raise UserError(f'pictures {folder}: there is nothing to draw with --pictures {opt.pictures[0]}, which may be '
                         f'the setting of the run; name some of {", ".join(PICTURES)}')
@@ -38,6 +43,10 @@ def draw(opt, model, data, criterion, folder):
     processes.run_on_rank_zero(require_writable_folder, folder, 'pictures')
     split = split_of_pictures(opt, data)
     embedded = embed_splits(opt, model, data, [split], criterion)[split]
+    if pair:
+        one, other = (place_of(path, embedded.images, split) for path in pair)
+        processes.run_on_rank_zero(save_pair, embedded, one, other, Path(folder))
+        return
     saved = processes.run_on_rank_zero(save, opt, embedded, split, folder, None, ('png', 'svg'))
     files = [Path(file) for file in saved]
     for file in files:
@@ -47,6 +56,23 @@ def draw(opt, model, data, criterion, folder):
     if missing:
         print(f'Not drawn: {", ".join(missing)}: the {split} split has too few images, no two images of one '
               'class, or only identical embeddings.')
+
+
+def place_of(path, images, split):
+    """The index of an image file in an ImageSet."""
+    places = [place for place, own in enumerate(images.paths) if os.path.abspath(own) == os.path.abspath(path)]
+    if not places:
+        raise UserError(f'pictures: {path} is no image of the {split} split (--splits_to_eval)')
+    return places[0]
+
+
+@plotting.styled
+def save_pair(embedded, one, other, folder):
+    figure = explained(embedded, [(one, [other])])
+    folder.mkdir(exist_ok=True)
+    for suffix in ('png', 'svg'):
+        plotting.save(figure, folder / f'why_pair.{suffix}')
+        print(folder / f'why_pair.{suffix}')
 
 
 @plotting.styled
@@ -286,7 +312,7 @@ def why(embedded, seed, n_queries=4):
     Queries with their nearest image of the same class and their nearest image of another class. In both images of a
     pair, yellow places add most to the cosine of the pair (why.py), and blue places lower it.
     """
-    search, images, network = embedded.search(), embedded.images, embedded.network
+    search, images = embedded.search(), embedded.images
     queries, _ = sample_queries(embedded, seed, n_queries, 1)
     if not len(queries) or len(np.unique(images.labels)) < 2:
         return None
@@ -294,6 +320,12 @@ def why(embedded, seed, n_queries=4):
     of_own, own, others = split_by_class(search, rows)
     right, wrong = (search.gallery_index[first(search, rows, *some)[0][:, 0]]
                     for some in ((of_own, 1, own), (others, 1)))
+    return explained(embedded, [(query, pair) for query, *pair in zip(queries, right, wrong, strict=True)])
+
+
+def explained(embedded, groups):
+    """The figure of why(). groups: [(index of a query, indices of images that are compared with it)]."""
+    images, network = embedded.images, embedded.network
     unit = F.normalize(embedded.embeddings.to(network.mean.device), dim=1)
 
     def maps(one, other):
@@ -301,20 +333,22 @@ def why(embedded, seed, n_queries=4):
                 for index, partner in ((one, other), (other, one))]
 
     drawn = []
-    for query, *pair in zip(queries, right, wrong, strict=True):
-        found = [maps(query, other) for other in pair]
-        top = max(float(part.abs().max()) for part in (*found[0], *found[1]))
+    for query, others in groups:
+        found = [maps(query, other) for other in others]
+        top = max(float(part.abs().max()) for parts in found for part in parts)
         tiles = [(pixels(images, query), 'black', 'query')]
-        for other, parts, colour in zip(pair, found, (RIGHT, WRONG), strict=True):
+        for other, parts in zip(others, found, strict=True):
+            colour = RIGHT if images.labels[other] == images.labels[query] else WRONG
             cosine = f'cosine {float(parts[0].sum()):.3f}'
             tiles += [(heated(pixels(images, query), parts[0], top), plotting.GREY, cosine),
                       (heated(pixels(images, other), parts[1], top), colour, short(
                           images.class_names[images.labels[other]]))]
         drawn.append((short(images.class_names[images.labels[query]], 60), tiles))
-    exact = explanations.is_exact(network, images[int(queries[0])][0], unit[right[0]], embedded.of_features)
+    query, (other, *_) = groups[0]
+    exact = explanations.is_exact(network, images[int(query)][0], unit[other], embedded.of_features)
     drawn[0] = (drawn[0][0] + ('' if exact else ' (maps by the gradient, since the pooling or the embedding layer is '
                                'not linear)'), drawn[0][1])
-    return plotting.panel(drawn, breaks=(1, 3))
+    return plotting.panel(drawn, breaks=range(1, 2 * len(groups[0][1]), 2))
 
 
 def heated(image, added, top):

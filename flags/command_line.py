@@ -125,14 +125,6 @@ def with_numbers(value):
     return float(value) if isinstance(value, str) and re.fullmatch(r'[-+]?\d+[eE][-+]?\d+', value) else value
 
 
-def auto_or(kind):
-    """An argparse type: the word auto, or what `kind` takes."""
-    def parse(text):
-        return text if text == 'auto' else kind(text)
-    parse.__name__ = f'auto|{kind.__name__}'
-    return parse
-
-
 class SizeOfImages(argparse.Action):
     """Keeps one number, the side of a square, as this number, and two others as [height, width]."""
 

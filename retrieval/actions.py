@@ -44,11 +44,13 @@ def embeddings_flags(parser):
 
 def pictures(opt):
     built = parts.restore(opt, opt.evaluate)
-    evaluation.draw(opt, built.model, built.data, built.criterion, opt.folder)
+    evaluation.draw(opt, built.model, built.data, built.criterion, opt.folder, opt.images)
 
 
 def pictures_flags(parser):
     parser.add_argument('folder', metavar='FOLDER', help='the folder to write the --pictures to')
+    parser.add_argument('images', metavar='IMAGE', nargs='*',
+                        help='two images of the split, which --pictures why compares, in place of its own choice')
 
 
 DRAWS = ('eval_draws', 'eval_draw_size')

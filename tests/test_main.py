@@ -557,3 +557,13 @@ def test_an_empty_file_of_weights_is_named(quick, run, tmp_path, capsys):
     (tmp_path / 'empty.pth').write_bytes(b'')
     assert run(*quick, '--weights', tmp_path / 'empty.pth') == 2
     assert 'empty.pth: not a file of weights only but an empty file' in capsys.readouterr().err
+
+
+def test_a_key_that_stands_twice_in_the_config_of_a_run_is_refused(trained, run, tmp_path, capsys):
+    folder = shutil.copytree(trained, tmp_path / 'edited')
+    text = (folder / 'config.yaml').read_text()
+    (folder / 'config.yaml').write_text(text.replace('flags:\n', 'flags:\n  bs: 50\n', 1))
+    for flag in ('--evaluate', '--resume'):
+        assert run(flag, folder) == 2
+        error = capsys.readouterr().err
+        assert 'config.yaml: not readable: ' in error and 'the key bs occurs twice' in error

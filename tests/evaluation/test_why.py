@@ -1,7 +1,9 @@
 """Maps of what each place adds to the cosine of two images: against loops over pairs of places, and their sums."""
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 import architectures
 from evaluation import why
@@ -116,3 +118,20 @@ def test_the_check_changes_no_numbers_and_the_picture_is_drawn_again(quick, run,
     assert (tmp_path / 'drawn' / 'why_test.png').read_bytes() == (folder / 'plots' / 'why_test.png').read_bytes()
     assert after_training(folder, 'pictures', tmp_path / 'drawn', '--pictures', 'why', '--pca', '3') == 2
     assert '--pictures why shows what each place' in capsys.readouterr().err
+
+
+def test_the_pair_of_a_picture_can_be_chosen(quick, run, patterns, tmp_path, capsys):
+    assert run(*quick, '--n_epochs', '0') == 0
+    folder, out = folder_of(tmp_path), tmp_path / 'pair'
+    one, other = (patterns / 'images' / 'class_10' / f'{number}.png' for number in (1, 4))
+    assert after_training(folder, 'pictures', out, one, other, '--pictures', 'why') == 0
+    assert sorted(path.name for path in out.iterdir()) == ['why_pair.png', 'why_pair.svg']
+    with Image.open(out / 'why_pair.png') as picture:
+        assert np.asarray(picture.convert('RGB')).std() > 10
+    training = patterns / 'images' / 'class_00' / '0.png'
+    capsys.readouterr()
+    for more, sentence in (([one, training, '--pictures', 'why'], f'{training} is no image of the test split'),
+                           ([one, '--pictures', 'why'], 'two images go with --pictures why'),
+                           ([one, other, '--pictures', 'tsne'], 'two images go with --pictures why')):
+        assert after_training(folder, 'pictures', out, *more) == 2
+        assert sentence in capsys.readouterr().err

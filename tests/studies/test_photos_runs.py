@@ -50,6 +50,7 @@ def test_frozen_runs_of_every_loss_with_and_without_the_setting_of_its_search(tm
     code = tmp_path / 'code'
     shutil.copytree(CODE / 'studies', code / 'studies')
     shutil.copytree(CODE / 'run_scripts', code / 'run_scripts')
+    (code / 'studies' / 'settings').mkdir(exist_ok=True)
     (code / 'studies' / 'settings' / 'frozen.txt').write_text('cars MS --loss_multisimilarity_thresh=0.7 --lr=0.0003\n')
     commands = {}
     for script in ('Frozen_Runs', 'Frozen_Searches'):
