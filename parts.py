@@ -74,13 +74,16 @@ class Parts:
 
     def offering(self, name):
         """
-        [(part, object)] of all objects that have a method of this name: the parts, and the objects inside them. The
-        network comes late, since methods of other parts may embed images, which leaves it in evaluation mode. The step
-        comes last, since it copies the weights to all processes.
+        [(part, object)] of all objects that have a method of this name: the parts, and the objects inside them, but not
+        copies of the network, such as a teacher. The network comes late, since methods of other parts may embed images,
+        which leaves it in evaluation mode. The step comes last, since it copies the weights to all processes.
         """
         order = [*vars(self)]
-        found = [(root(place), thing) for place, thing in reached(self)[1].items()
-                 if place and callable(getattr(thing, name, None))]
+        objects = reached(self)[1]
+        copies = {id(module) for thing in objects.values() if isinstance(thing, type(self.model))
+                  and thing is not self.model for module in thing.modules()}
+        found = [(root(place), thing) for place, thing in objects.items()
+                 if place and id(thing) not in copies and callable(getattr(thing, name, None))]
         return sorted(found, key=lambda one: (one[0] == 'step', one[0] == 'model', order.index(one[0])))
 
     def call(self, name, *arguments):

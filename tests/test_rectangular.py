@@ -155,7 +155,7 @@ def test_a_run_and_its_network_elsewhere(people, quick, run, tmp_path, monkeypat
     assert hub.description['input'] == 'uint8 RGB [B, 3, 48, 32]'
     torch.testing.assert_close(hub((images * 255).round().to(torch.uint8)), expected, rtol=0, atol=1e-5)
     assert after_training(folder, 'export', '--hub', tmp_path / 'hub') == 0
-    assert '- Input: 48 x 32 pixels (height x width)' in (tmp_path / 'hub' / 'README.md').read_text()
+    assert '| input | red, green, blue, 48 x 32 pixels (height x width)' in (tmp_path / 'hub' / 'README.md').read_text()
     published = retrieval.embed(*retrieval.load(tmp_path / 'hub', 'cpu'), paths)
     torch.testing.assert_close(published, expected, rtol=0, atol=1e-5)
 
