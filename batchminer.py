@@ -5,7 +5,7 @@ from utilities.public import MinerOfLists
 
 
 def __getattr__(name):
-    """BATCHMINING_METHODS. It is looked up late, so that the files of batch_mining/ may import this file."""
+    """Returns BATCHMINING_METHODS, which is looked up late, so that files of batch_mining/ may import this file."""
     if name != 'BATCHMINING_METHODS':
         raise AttributeError(f'batchminer has no {name}; import the files of batch_mining/')
     from batch_mining import BATCHMINERS

@@ -70,17 +70,20 @@ class Parts:
 
     offered: dict = field(default_factory=dict)
 
-    LEFT_OUT = ('data', 'offered', 'teacher')                     # no state; `ema` and `step` have the teacher, too
+    LEFT_OUT = ('data', 'offered', 'teacher')                     # not saved; `ema` and `step` have the teacher, too
 
     def offering(self, name):
         """
-        [(part, object)] of what has a method of this name: the parts and all that is inside them. The network comes
-        late, since embedding images, in a method of another part, leaves it in evaluation mode; then the step, which
-        gives all processes the same weights.
+        [(part, object)] of all objects that have a method of this name: the parts, and the objects inside them, but not
+        copies of the network, such as a teacher. The network comes late, since methods of other parts may embed images,
+        which leaves it in evaluation mode. The step comes last, since it copies the weights to all processes.
         """
         order = [*vars(self)]
-        found = [(root(place), thing) for place, thing in reached(self)[1].items()
-                 if place and callable(getattr(thing, name, None))]
+        objects = reached(self)[1]
+        copies = {id(module) for thing in objects.values() if isinstance(thing, type(self.model))
+                  and thing is not self.model for module in thing.modules()}
+        found = [(root(place), thing) for place, thing in objects.items()
+                 if place and id(thing) not in copies and callable(getattr(thing, name, None))]
         return sorted(found, key=lambda one: (one[0] == 'step', one[0] == 'model', order.index(one[0])))
 
     def call(self, name, *arguments):
@@ -94,7 +97,7 @@ class Parts:
             method(*arguments)
 
     def log(self):
-        """{name: scalar} of the dicts `log` of the parts: the criterion's, and miner_<name> and so on of the others."""
+        """{name: scalar} of the dicts `log` of the parts; miner_<name> and so on for all parts but the criterion."""
         found = {}
         for part, value in vars(self).items():
             for place, one in enumerate(value) if isinstance(value, list) else [(None, value)]:
@@ -111,7 +114,7 @@ class Parts:
         return {name: part for name, part in found.items() if part is not None}
 
     def state(self, device):
-        """The State of all else that the parts keep. A teacher with a checksum is that of its own run."""
+        """The State of all other attributes of the parts. A teacher with a checksum belongs to another run."""
         fixed = [self.teacher] if self.teacher_checksum else []
         return State(self, [*self.with_state().values(), *fixed], device)
 
@@ -376,12 +379,12 @@ def has_checkpoint(opt):
 
 def keep_features(opt, parts):
     """
-    Puts pooled features in the place of the evaluated images, so that the backbone is applied to them once, as long as
-    nothing that computes them is trained (has_fixed_features, asked in every epoch); with --freeze backbone, also in
-    the place of training images that are not augmented. Prints in the place of which images.
+    Replaces images by their pooled features, so that the backbone is applied to them only once, as long as no layer
+    that computes the features is trained (has_fixed_features, asked in every epoch). This concerns the evaluated images
+    and, if they are not augmented, the training images. Prints which images are replaced.
 
-    Images of the training stay if the criterion takes images or feature maps or the teacher is another run's network,
-    which need the images anyway, or if the features of an image depend on the rest of its batch.
+    Training images are not replaced if the criterion takes images or feature maps, if the teacher is the network of
+    another run, or if the features of an image depend on the rest of its batch.
     """
     of_evaluated = keep_evaluated_features(opt, parts)
     train = parts.data.train
@@ -397,9 +400,8 @@ def keep_features(opt, parts):
 
 def keep_evaluated_features(opt, parts):
     """
-    The part of keep_features() for the evaluated images. Returns whether features take their place: not with mixed
-    precision, compilation and several processes, since results could change, and not with --eval_views, which need the
-    images.
+    The part of keep_features() for the evaluated images. Returns whether they are replaced. They are not with mixed
+    precision, compilation or several processes, since results could change, nor with --eval_views, which need images.
     """
     model, data = parts.model, parts.data
     if (not opt.keep_features or not opt.n_epochs or processes.count() > 1 or opt.eval_autocast or opt.amp != 'none'
@@ -416,8 +418,8 @@ def keep_evaluated_features(opt, parts):
 
 def keep_training_features(opt, parts):
     """
-    The part of keep_features() for the training images, in batches that are as large as those of the training. Returns
-    whether features take their place.
+    The part of keep_features() for the training images, in batches as large as those of the training. Returns whether
+    they are replaced.
     """
     n_images = len(parts.data.train)
     size = math.ceil(opt.bs / math.ceil(opt.bs / (opt.micro_bs or opt.bs)))              # of the largest piece
@@ -429,8 +431,9 @@ def keep_training_features(opt, parts):
 
 def keep(opt, model, images, split, batches, embedding, compared):
     """
-    Adds pooled features to the FixedFeatures of an ImageSet, from the cache folder or computed now in these batches, if
-    `embedding` of features and of images is the same in the batches `compared`. Returns whether it is.
+    Adds pooled features to the FixedFeatures of an ImageSet, if `embedding` gives the same result for features and for
+    images in the batches `compared`; returns whether it does. The features come from the cache folder, or are computed
+    in these batches.
     """
     file = features.file_of(opt, model, images, batches)
     rows = features.read(file, (len(images), model.n_features))

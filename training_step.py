@@ -55,7 +55,7 @@ class TrainingStep:
         of_network = {*self.of_network}
         trained = [parameter for optimizer in self.optimizers for parameter in optimizer_parameters(optimizer)]
         self.of_criterion = [parameter for parameter in trained if parameter not in of_network]
-        self.of_step = types.SimpleNamespace()                       # what the methods below tell each other in a step
+        self.of_step = types.SimpleNamespace()                       # values that the methods share within a step
         # beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has its own graph,
         # so that a resumed run computes with the same graphs
         self.network = torch.compile(self.model, dynamic=False) if opt.compile else self.model

@@ -6,7 +6,7 @@ from architectures import torchvision_models
 SIZES = (1, 2, 3, 4, 3, 3, 1)                              # the number of blocks of each of timm's stages
 OUTSIDE = {'conv_stem': 'features.0.0', 'bn1': 'features.0.1', 'conv_head': 'features.18.0', 'bn2': 'features.18.1',
            'conv.0': 'features.18.0', 'conv.1': 'features.18.1', 'classifier': 'classifier.1'}
-# layers of a block in torchvision: the names in timm, and in the first versions for PyTorch, which number all layers
+# layers of a block in torchvision: their names in timm, and in the first PyTorch versions, which number all layers
 FIRST = {'0.0': ('conv_dw', '0'), '0.1': ('bn1', '1'), '1': ('conv_pw', '3'), '2': ('bn2', '4')}
 OTHERS = {'0.0': ('conv_pw', '0'), '0.1': ('bn1', '1'), '1.0': ('conv_dw', '3'), '1.1': ('bn2', '4'),
           '2': ('conv_pwl', '6'), '3': ('bn3', '7')}
@@ -20,7 +20,7 @@ def backbone(opt):
 
 
 def converted(network, state):
-    """A state dict under the names of timm, or of the first versions for PyTorch, under torchvision's names."""
+    """A state dict with the names of timm or of the first PyTorch versions -> with the names of torchvision."""
     is_of_timm = 'conv_stem.weight' in state
     if not is_of_timm and 'features.1.conv.0.weight' not in state:
         return state

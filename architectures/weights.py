@@ -59,8 +59,8 @@ def load(opt, name, backbone):
 
 def load_whole(network, path):
     """
-    Loads the state dict of an EmbeddingNetwork that another program wrote, as in --start_from: the names are those of
-    the network, under one prefix or none. Raises UserError if it does not fit.
+    Loads the state dict of a whole EmbeddingNetwork, written by another program (--start_from). Its names are those of
+    the network, perhaps with one prefix. Raises UserError if it does not fit.
     """
     whole = Backbone(network, None)
     state = read_state_dict(path, lambda state: has_names(state, whole), '--start_from')
@@ -75,7 +75,7 @@ def load_whole(network, path):
 
 
 def require_fit(what, missing, foreign, misfits):
-    """Raises UserError, with `what` before the first three names, if weights lack names, have others or do not fit."""
+    """Raises UserError, beginning with `what`, if weights are missing, are unknown or have other shapes."""
     for problem, keys in (('lack', missing), ('also contain', foreign), ('have other shapes for', misfits)):
         if keys:
             raise UserError(f'{what}: they {problem} {", ".join(keys[:3])}'
@@ -89,7 +89,7 @@ def has_names(state, backbone):
 
 
 def count_prefixes(state, backbone):
-    """{prefix: number of names of the network that a state dict has under it}"""
+    """{prefix: number of the network's names that a state dict has with this prefix}"""
     own = {*backbone.network.state_dict()}
     counts = Counter()
     for key in state:
@@ -101,15 +101,15 @@ def count_prefixes(state, backbone):
 
 
 def unwrapped(parts):
-    """The parts of a weight's name, joined, without those of WRAPPERS but for the first one."""
+    """The parts of a weight's name, joined, without those in WRAPPERS; the first part always stays."""
     return '.'.join(part for i, part in enumerate(parts) if not i or part not in WRAPPERS)
 
 
 def without_prefix(state, backbone):
     """
-    Finds the prefix, such as `model.` or `module.backbone.`, under which a state dict has the names of the network, or
-    at least half of them. Returns its part with this prefix, without it and without WRAPPERS; the prefix; and the other
-    names.
+    Finds the prefix, such as `model.` or `module.backbone.`, with which a state dict has at least half of the names of
+    the network. Returns the entries with this prefix, whose names lose it and WRAPPERS; the prefix; and the names of
+    the other entries.
     """
     counts = count_prefixes(state, backbone)
     prefix = max(counts, key=lambda prefix: (counts[prefix], not prefix), default='')      # the first of several
@@ -141,7 +141,7 @@ def read_state_dict(path, fits=None, flag='--weights'):
     The state dict in the file `path` (.pth, .pt or .safetensors), which may be a checkpoint of this program, of
     Lightning, of the public code or of another program.
 
-    fits: a function that says whether a state dict has the names of the network; it chooses one of several in the file.
+    fits: function of a state dict: whether it has the names of the network; this chooses among several in the file.
     """
     content = read_file(path, flag)
     found = state_dicts(content)

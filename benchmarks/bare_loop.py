@@ -1,6 +1,6 @@
 """
-A training loop as a script of one's own has it: forward, loss, backward, Adam's step, on a random batch in memory. It
-sets nothing of PyTorch's, and benchmarks.step compares main.py's step with it.
+A plain training loop: forward, loss, backward, step of Adam, on a random batch in memory, with PyTorch's default
+settings. benchmarks.step compares main.py's step with it.
 
 python -m benchmarks.bare_loop [FLAG ...]      # flags of main.py; prints [seconds per step, peak MiB] as JSON
 """

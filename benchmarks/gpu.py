@@ -1,10 +1,10 @@
 """
-Everything that needs a GPU, the parts of most worth first: the first thing to run where one can be had.
+All benchmarks and tests that need a GPU, the most important first. Run this first on a machine with a GPU.
 
 python -m benchmarks.gpu [PART ...] [--json FILE]
 python -m benchmarks.gpu --device cpu --quick     runs every part on the CPU at tiny sizes, to test this script
 
-Each part runs in a process of its own, which is ended when its time is over; each row is printed and written when it is
+Each part runs in its own process, which is ended after a time limit. Each row is printed and written as soon as it is
 measured. Times are wall-clock seconds between synchronisations. pytorch-metric-learning and faiss are compared if
 installed.
 """
@@ -93,8 +93,8 @@ def waits(run):
 @contextlib.contextmanager
 def synchronisations(device):
     """
-    Gives a list, which has the warnings of all synchronisations with the GPU after the block; none on the CPU. The
-    warning about the debug mode itself, which torch prints once, does not count.
+    Yields a list that contains, after the block, the warnings of all synchronisations with the GPU; on the CPU, none.
+    The warning about the debug mode itself, which torch prints once, is left out.
     """
     found, on_gpu = [], device.type == 'cuda'
     with warnings.catch_warnings(record=True) as caught:
@@ -135,7 +135,7 @@ def runs(run):
 
 
 def seconds_of_epochs(run, folder, n):
-    """The seconds of each epoch of n runs at once, but for the first, which sets up things."""
+    """The seconds of the epochs of n runs at once, without the first, which includes the start."""
     flags = ['--dataset folder --source_path', str(folder), '--not_pretrained --pictures none --n_epochs 3',
              '--eval_every 3 --no_train_metrics --check_untrained_accuracy false --iterations_per_epoch',
              str(run.n_steps), '--save_path', str(folder / f'{n}_runs'), '--input_size', str(run.side), '--bs',
@@ -222,19 +222,19 @@ def compiled(run):
 
 
 def end_compiling(job):
-    """Prints a row that says that the time for compiling was over, and ends this process."""
+    """Prints a row that says that compiling exceeded its limit, and ends this process."""
     print_row(Row(f'compiling a training step, {job}, not done when ended; its limit', COMPILING + 1, COMPILING, 1.0))
     os._exit(0)
 
 
-# {name: (what yields its Rows, seconds after which it is ended)}
+# {name: (generator of its Rows, time limit in seconds)}
 PARTS = {'tests': (tests, 250), 'step': (steps, 90), 'ranking': (ranking, 120), 'waits': (waits, 60),
          'bfloat16': (half, 60), 'runs': (runs, 150), 'clusters': (clusters, 60), 'processes': (processes, 90),
          'compile': (compiled, 120)}
 
 
 def prepare(options):
-    """What the parts read: device, flags of main.py, a name of the step, the sizes of the evaluation and of runs."""
+    """The settings that the parts read: device, flags of main.py, name of the step, sizes of evaluation and runs."""
     if options.device == 'cuda' and not torch.cuda.is_available():
         raise UserError('there is no NVIDIA GPU here, or this PyTorch cannot use it; --device cpu --quick tests this '
                         'script without one')
@@ -255,8 +255,8 @@ def print_row(row):
 
 def measured(command, seconds):
     """
-    Yields the Rows that a command prints. Raises RunFailed if it fails, or is ended after these seconds, and UserError
-    if it ends with code 2. It is ended with all that it has started.
+    Yields the Rows that a command prints. Raises RunFailed if it fails or exceeds these seconds, and UserError if it
+    ends with code 2. It is ended together with all processes that it has started.
     """
     code, end = None, time.monotonic() + seconds
     with tempfile.NamedTemporaryFile('w') as out, open(out.name) as rows:

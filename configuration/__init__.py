@@ -17,18 +17,18 @@ from records import checkpoint, published, run_folder
 from utilities.errors import UserError
 from utilities.namespace import Flags
 
-# Flags that no longer exist, and their defaults: a run with another value was trained by what only older code has
+# Removed flags and their defaults; a run with another value needs the code of TAG
 REMOVED = {
     'language_distill_w': 0.0, 'language_vectors': None, 'language_pseudoclass': False, 'language_pseudoclass_topk': 5,
     'language_delay': 0, 'language_shift': 1.0, 'language_temp': 1.0, 'language_distill_dir': 'backward',
     'mahalanobis': False, 'mahalanobis_lr': -1.0, 'prompts': 0, 'prompt_depth': 0,
     'decode': 'exact',
 }
-# Flags that no longer exist, and that changed no result
+# Removed flags that never changed a result
 REMOVED_WITHOUT_EFFECT = {'language_model'}
 REMOVED_PICTURES = {'umap', 'utility', 'confidence'}
-REMOVED_EMBEDDING = ('decode', 'prompts', 'prompt_depth')     # on which embeddings depended
-TAG = 'before-0.2'                                            # the last code that has them
+REMOVED_EMBEDDING = ('decode', 'prompts', 'prompt_depth')     # those that changed embeddings
+TAG = 'before-0.2'                                            # the last code that has the removed flags
 
 
 def parse(arguments, defaults=None):
@@ -146,8 +146,8 @@ def recorded_flags(place):
 
 def without_removed(place, settings):
     """
-    The settings, {flag: value}, without flags that no longer exist. Raises UserError if the run at `place` was trained
-    with one of them.
+    The settings, {flag: value}, without removed flags. Raises UserError if the run at `place` was trained with another
+    value than the default of a removed flag.
     """
     used = [f'--{name} {command_line.shown(settings[name])}' for name, default in REMOVED.items()
             if settings.get(name, default) != default]
@@ -166,7 +166,7 @@ def embedding_settings(opt):
 
 
 def settings_in_id(opt):
-    """The settings in the id of a network: with those of earlier versions, so that it fits the indexes made by them."""
+    """The settings in the id of a network, with removed flags, so that indexes of earlier versions have the same id."""
     return {name: REMOVED[name] for name in REMOVED_EMBEDDING} | embedding_settings(opt)
 
 

@@ -12,7 +12,7 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True            # it has a formula for masks of pairs, too, as `all` gives them
-ACCEPTS_COUNTS = True           # which may also say how often each pair counts
+ACCEPTS_COUNTS = True           # masks may also say how often each pair counts
 FLAGS = {'pos_margin': {}, 'neg_margin': {}, 'active_only': {}}
 
 

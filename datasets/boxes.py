@@ -52,9 +52,9 @@ def image_path(source):
 
 def columns_of(file, columns):
     """
-    The columns of a CSV file that contain boxes: four of a set in CORNERS or SIZES, or one of LISTS; [] without any.
-    Capitals, underscores and a leading "bbox" in their names do not matter. Raises UserError for a part of a set, and
-    for boxes given by their centres.
+    The columns of a CSV file that contain boxes: four of CORNERS or SIZES, or one of LISTS; [] if there are none.
+    Capitals, underscores and a leading "bbox" in their names do not matter. Raises UserError if some of four columns
+    are missing, and for boxes given by their centres.
     """
     named = {}
     for name in columns:
@@ -75,15 +75,15 @@ def columns_of(file, columns):
 
 
 def plain(name):
-    """The name of a column as CORNERS, SIZES, LISTS and CENTRES have it."""
+    """The name of a column in the form of CORNERS, SIZES, LISTS and CENTRES."""
     letters = re.sub('[^a-z0-9]', '', name.lower())
     return letters.removeprefix('bbox') or letters
 
 
 def from_rows(file, rows, lines, paths, columns):
     """
-    The Boxes of the rows of a CSV file, at these lines of it, in whole pixels, clipped at the borders of their images.
-    columns: of columns_of(). Raises UserError for rows without a box, and for boxes narrower than MIN_SIDE.
+    The Boxes in these rows and lines of a CSV file, in whole pixels, clipped at the borders of their images. columns:
+    of columns_of(). Raises UserError for rows without a box, and for boxes narrower than MIN_SIDE.
     """
     name = ','.join(columns)
     entries = [numbers(file, line, row, columns) for line, row in zip(lines, rows, strict=True)]
@@ -138,8 +138,9 @@ def numbers(file, line, row, columns):
 
 def read_corners(file, entries, lines, scales, name, is_list, are_sizes):
     """
-    (left, top, right, bottom of each entry, whether the entries were left, top, width and height). Only a list can be
-    of either kind: it is read as the one by which every box has a right and a bottom side, and lies within its image.
+    Returns ([left, top, right, bottom] of each entry, whether the entries were left, top, width and height). Only a
+    list may be of either kind; it is read as the kind with which every box has a positive size and lies within its
+    image.
     """
     readings = {True: [(left, top, left + width, top + height) for left, top, width, height in entries],
                 False: entries}

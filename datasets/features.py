@@ -1,4 +1,4 @@
-"""Data sets of features: a frozen backbone is applied to images once, and its output kept in the cache folder."""
+"""Data sets of features: a frozen backbone is applied to images once, and its output is kept in the cache folder."""
 import contextlib
 import hashlib
 import os
@@ -11,7 +11,7 @@ from datasets.base import as_pair
 from records.checkpoint import checksum
 from utilities.files import atomic, cache_folder
 
-LIMIT = 4e9                                  # bytes of all files of features; those that were not used longest go first
+LIMIT = 4e9                                  # bytes of all files of features; the least recently used are removed first
 
 
 class FeatureSet(torch.utils.data.Dataset):
@@ -28,7 +28,7 @@ class FeatureSet(torch.utils.data.Dataset):
     def loader(self, batches):
         """Yields (features [B, F], labels [B], indices [B]) for each list of items of an ImageSet."""
         return torch.utils.data.DataLoader(self, batch_sampler=batches, collate_fn=lambda batch: batch,
-                                           generator=torch.Generator())           # leaves the global one as it is
+                                           generator=torch.Generator())           # does not draw from the global one
 
 
 class FixedFeatures(dict):
@@ -43,8 +43,8 @@ class FixedFeatures(dict):
 
     def of(self, images, network=None):
         """
-        The FeatureSet of an ImageSet; None if there is none, or if `network` is another one. Each call asks the trained
-        network again: once it trains its backbone, all features are forgotten.
+        The FeatureSet of an ImageSet; None if there is none, or if `network` is another network. Each call asks the
+        trained network whether its backbone is still fixed; if not, all features are forgotten.
         """
         if not self.networks[0].has_fixed_features():
             self.clear()
@@ -55,8 +55,8 @@ class FixedFeatures(dict):
 
 def file_of(opt, network, images, batches):
     """
-    The file in the cache folder for the features of an ImageSet: its name is a checksum of what they depend on, and of
-    the batches of indices in which they are computed, on which the last bits may depend.
+    The file in the cache folder for the features of an ImageSet. Its name is a checksum of all that they depend on,
+    including the batches of indices in which they are computed, which may change their last bits.
     """
     states = [os.stat(path) for path in images.paths]
     files = [*map(str, images.sources), *((state.st_size, state.st_mtime_ns) for state in states)]
@@ -67,7 +67,7 @@ def file_of(opt, network, images, batches):
 
 
 def read(file, shape):
-    """The features of this shape, [N, F], in a file of write(); None if there is none, or one of another length."""
+    """The features of this shape, [N, F], in a file of write(); None if it does not exist or has another length."""
     with contextlib.suppress(OSError):
         rows = np.fromfile(file, np.float32)
         if rows.size == shape[0] * shape[1]:
@@ -77,7 +77,7 @@ def read(file, shape):
 
 
 def write(file, rows):
-    """Writes features [N, F] as float32; prints a note where that is not possible."""
+    """Writes features [N, F] as float32; prints a note if this is not possible."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic(file) as temporary:

@@ -86,8 +86,8 @@ def read(file, source_path, names=(), with_groups=False):
 
 def renamed(file, columns, names):
     """
-    The names of a file's columns as they are read, by `names`, the values NAME=COLUMN of --csv_columns. Raises
-    UserError for a column that the file does not have.
+    The names as which a file's columns are read, by `names`, the values NAME=COLUMN of --csv_columns. Raises UserError
+    for a column that the file does not have.
     """
     own = {}
     for entry in names:
@@ -102,7 +102,7 @@ def renamed(file, columns, names):
 
 
 def choose_part(file, line, text):
-    """The official part that a value of the column split names, in capitals or not."""
+    """The official part that a value of the column split names; capitals do not matter."""
     if text.lower() not in PARTS:
         raise UserError(f'--csv {file}, line {line}: split must be one of {", ".join(dict.fromkeys(PARTS.values()))}, '
                         f'not {text or "empty"}')
@@ -111,8 +111,8 @@ def choose_part(file, line, text):
 
 def read_roles(file, line, row):
     """
-    Whether a row's image is a query, and whether it is in the gallery, by its columns is_query and is_gallery; if one
-    of them is missing, it is the opposite of the other. A training image has no role, which is as if it had both.
+    Whether the image of a row is a query, and whether it is in the gallery, by its columns is_query and is_gallery. If
+    one of them is missing, it is the opposite of the other. A training image, which has no role, is given both.
     """
     if 'split' not in row:
         raise UserError(f'--csv {file}: is_query and is_gallery need a column split, with train for training images')
@@ -162,8 +162,8 @@ def check_line_breaks(file, numbered, of_boxes):
 
 def located(where, folder, names, stream=None):
     """
-    The paths in `folder` that a list names. Where there is no such file, but one without blanks at its ends and with /
-    for each backslash, it is this file; prints how many. where: for the note. stream: None: sys.stdout.
+    The paths in `folder` that a list names. If there is no such file, the path without blanks at its ends and with /
+    for backslashes is tried; prints how many paths were changed. where: for the note. stream: None: sys.stdout.
     """
     paths = []
     n_changed = 0
@@ -181,7 +181,7 @@ def located(where, folder, names, stream=None):
 
 
 def stripped(row):
-    """A row {column: text or None} with its texts, but for the path, stripped of blanks and in Unicode's NFC."""
+    """A row {column: text or None}; all texts but the path are stripped of blanks and in Unicode's NFC."""
     texts = {name: normalized(text) for name, text in row.items() if name != 'path' and isinstance(text, str)}
     return row | texts
 
@@ -192,8 +192,8 @@ def normalized(text):
 
 def check_columns(file, columns, of_boxes):
     """
-    Raises UserError for a column that occurs twice or seems to be misspelt; prints the others that are not read, but
-    for the index that pandas writes. of_boxes: the columns of boxes.
+    Raises UserError for a column that occurs twice or seems to be misspelt. Prints the other columns that are not read,
+    except for the index that pandas writes. of_boxes: the columns of boxes.
     """
     twice = [name for name in columns if name and columns.count(name) > 1]
     if twice:
@@ -212,8 +212,8 @@ def check_columns(file, columns, of_boxes):
 
 def note_similar_labels(where, labels):
     """
-    Prints labels that are one number, such as 1 and 1.0, or differ in capitals, in blanks at their ends or in Unicode's
-    form only. where: for the note.
+    Prints labels that are the same number, such as 1 and 1.0, or differ only in capitals, in blanks at their ends or in
+    Unicode's form. where: for the note.
     """
     alike = {}
     for label in sorted(labels):
@@ -230,8 +230,8 @@ def note_similar_labels(where, labels):
 
 def without_repeats(file, table, lines):
     """
-    The table without the rows that repeat the file and box of an earlier row; prints how many. Raises UserError where
-    the label or the part is not that of the earlier row.
+    The table without the rows that repeat the file and box of an earlier row; prints how many. Raises UserError if such
+    a row has another label or part.
     """
     check_names(table)
     real_folder = functools.cache(os.path.realpath)                      # a large list names few folders

@@ -25,8 +25,7 @@ def network_outputs(network, images, with_maps=False):
     """
     The network's embeddings [B, D], pooled features [B, F] and, if with_maps, feature maps for a batch of images.
 
-    images: [B, 3, H, W] as a loader gives them, on any device; or their pooled features [B, F], where the data set has
-            them, without maps.
+    images: [B, 3, H, W] as a loader gives them, on any device; or, without maps, their pooled features [B, F].
     """
     device = network.mean.device
     if images.dim() == 2 and not with_maps:
@@ -37,13 +36,12 @@ def network_outputs(network, images, with_maps=False):
 
 def embed_batch(network, images, settings=None):
     """
-    How images are embedded in evaluation, by Evaluate_Network.py, in an index and its queries, by torch.hub's network
-    and, without views, by a teacher: images as in network_outputs() -> embeddings [B, D] and pooled features [B, F],
-    the means over the images and their --eval_views, which the network gets one after the other. Float32 is computed in
-    full precision, also where a GPU trains in TF32.
+    Embeds images in evaluation, by Evaluate_Network.py, in an index and its queries, by torch.hub's network and,
+    without views, by a teacher; a change here acts in all of them. Images as in network_outputs() -> embeddings [B, D]
+    and pooled features [B, F], the means over the images and their --eval_views, which the network gets one after the
+    other. Float32 is computed in full precision, even if a GPU trains in TF32.
 
-    A change belongs here, and acts in all of them. settings: {flag: value} of the flags with embedding=True in
-    parameters.py; None for a teacher.
+    settings: {flag: value} of the flags with embedding=True in parameters.py; None for a teacher.
     """
     views = settings['eval_views'] if settings else ()
     further = [view for view in dict.fromkeys(views) if view != 1]                  # each view counts once
@@ -141,8 +139,8 @@ def pooled_features(opt, model, images, batches, name):
 @full_float32()
 def features_suffice(embedding, model, images, rows, batches):
     """
-    Whether embedding(model, batch) of the pooled features `rows` [N, F] of an ImageSet equals, to the last bit, that of
-    the images in these batches of indices, in full float32.
+    Whether embedding(model, batch) is the same to the last bit for the pooled features `rows` [N, F] and for the images
+    of an ImageSet, in these batches of indices and in full float32.
     """
     model.eval()
     for batch, _, indices in Loader(images, batch_sampler=batches, generator=torch.Generator()):

@@ -82,7 +82,7 @@ def is_computed(metric, level):
 
 
 def note_collapse(embedded):
-    """Prints what is wrong where all embeddings of some images are the same. embedded: {their name: Embedded}."""
+    """Prints a note if all embeddings of a set of images are the same. embedded: {name of the set: Embedded}."""
     same = [name for name, part in embedded.items() if are_same(part.embeddings)]
     blank = [name for name in same if is_blank(embedded[name].images)]
     collapsed = [name for name in same if name not in blank]

@@ -84,7 +84,7 @@ def arguments_of_flags(opt, flag):
 
 
 def check_arguments(opt):
-    """Raises UserError for arguments of an optimizer that have flags, or with which torch takes no step."""
+    """Raises UserError for optimizer arguments that have flags of their own, or with which torch cannot take a step."""
     for flag in ('optim', 'embed_optim', 'loss_optim'):
         name = getattr(opt, flag)
         given = getattr(opt, f'{flag}_args')

@@ -44,7 +44,7 @@ def without_decay(opt, model):
 
 
 def check_once(groups, own):
-    """Raises UserError where a parameter is in the groups and in one of a criterion's own optimizers, or in two."""
+    """Raises UserError for a parameter in the groups and in a criterion's own optimizer, or in two of the latter."""
     if not own:
         return
     trained = [id(parameter) for optimizer in own for parameter in optimizer_parameters(optimizer)]

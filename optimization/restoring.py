@@ -1,11 +1,11 @@
-"""The state of an optimizer, as a checkpoint has it: whether it fits, and in the memory layout of the parameters."""
+"""The state of an optimizer from a checkpoint: whether it fits; its adaptation to the parameters' memory layout."""
 import torch
 
 
 def as_built(optimizer, state):
     """
-    The state with the settings of this optimizer, which are those of the flags and the device, and with the memory
-    layouts of its parameters. Raises ValueError as require_kind() does.
+    The state, with this optimizer's own settings (of flags and device) and the memory layouts of its parameters. Raises
+    ValueError as require_kind() does.
     """
     require_kind(optimizer, state)
     groups = []
@@ -35,12 +35,12 @@ def require_kind(optimizer, state):
 
 
 def switches(group):
-    """Whether the settings of a parameter group are on that need a state of their own."""
+    """The settings of a parameter group that need a state of their own: whether each is on."""
     return [bool(group.get(name)) for name in ('decoupled_weight_decay', 'amsgrad', 'centered', 'momentum')]
 
 
 def fits(value, parameter):
-    """Whether a part of an optimizer's state belongs to a parameter; Adafactor's have one row or one column of it."""
+    """Whether a part of an optimizer's state has the shape of a parameter, or one row or column of it (Adafactor)."""
     if not isinstance(value, torch.Tensor) or not value.dim():
         return True
     return value.dim() == parameter.dim() and all(
@@ -49,8 +49,8 @@ def fits(value, parameter):
 
 def laid_out(value, parameter):
     """
-    A part of an optimizer's state in the memory layout of its parameter, which fused optimizers assume. A run on the
-    CPU has the layout channels last, a run on a GPU has not.
+    A part of an optimizer's state in the memory layout of its parameter, which fused optimizers assume. The layout
+    is channels last in a run on the CPU, and contiguous on a GPU.
     """
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
         return value

@@ -1,9 +1,9 @@
 """
-Values of a run's state as types that torch.load reads with weights_only: plain values, tensors, and nested lists.
+Encodes the values of a run's state by types that torch.load reads with weights_only: plain values, tensors and lists.
 
-A value that is more than plain is a tuple (kind, number, place, content). A second mention of the same thing is
-('same', number), so that two names of one list stay two names of one list. The place is where the thing stood when the
-run was built; it is then set back in place. ('at', place) is a thing whose content is stored elsewhere.
+A value that is not plain becomes a tuple (kind, number, place, content). A second reference to the same object becomes
+('same', number), so that two names of one list stay two names of one list. The place says where the object was when the
+run was built; its content is then restored in place. ('at', place) is an object whose content is stored elsewhere.
 """
 import argparse
 import collections
@@ -35,7 +35,7 @@ class Unsaveable(Exception):
 
 
 def is_left_out(value):
-    """Whether a value is never state: code, flags, images, progress bars, files that are written."""
+    """Whether a value is never state: code, flags, data sets, progress bars, files opened for writing."""
     is_written = isinstance(value, io.IOBase) and (value.closed or not value.readable())
     return is_written or isinstance(value, (*CODE, argparse.Namespace, torch.utils.data.Dataset, tqdm))
 
@@ -60,19 +60,19 @@ def is_array(value):
 
 
 def container_kind(value):
-    """The name of a container's kind in CONTAINERS, for an object of a class of its own too; None for other values."""
+    """The name in CONTAINERS of a container's class or base class; None for other values."""
     if type(value) in CONTAINERS.values():
         return type(value).__name__
     return next((name for name, kind in CONTAINERS.items() if isinstance(value, kind)), None)
 
 
 def items(container):
-    """(key, value) of a container's content; the keys of others than dicts are numbers."""
+    """The pairs (key, value) of a container; the keys of a container that is no dict are numbers."""
     return container.items() if isinstance(container, dict) else enumerate(container)
 
 
 def memory(tensor):
-    """The address of the memory that a tensor lies in, which its views share."""
+    """The address of the memory of a tensor, which its views share."""
     return tensor.untyped_storage().data_ptr()
 
 
@@ -80,7 +80,7 @@ class Writer:
     """
     place_of: function of a value: its place, or None.
     stored:   {memory(tensor): (('at', place), tensor)} of the tensors whose content is stored elsewhere.
-    compares: whether the result is only compared with others. Nothing is Unsaveable then.
+    compares: whether the result is only compared with others; then Unsaveable is not raised.
     """
 
     def __init__(self, place_of, stored, compares=False):
@@ -96,7 +96,7 @@ class Writer:
         return self.numbers[id(value)]
 
     def encode(self, value, is_own=False):
-        """is_own: whether a tensor is to be encoded although its content is stored elsewhere, too."""
+        """is_own: whether a tensor is encoded even if its content is also stored elsewhere."""
         if type(value) in PLAIN:
             return value
         if id(value) in self.numbers:
@@ -127,7 +127,7 @@ class Writer:
         return 'at', place
 
     def content(self, container):
-        """[encoded content], and for a deque its maximal length."""
+        """[encoded content], with a deque's maximal length after it."""
         if isinstance(container, dict):
             return [[[self.encode(key), self.encode(value)] for key, value in container.items()]]
         found = [self.encode(value) for value in container]
@@ -155,8 +155,8 @@ class Writer:
 
 def position(tensor, base):
     """
-    Where a tensor lies in the memory of a contiguous `base`: [size, stride, offset]; [] for all of the base, which need
-    not be contiguous; None if it is not inside.
+    The position of a tensor in the memory of a contiguous `base`: [size, stride, offset]; [] if it is the whole base,
+    which need not be contiguous; None if it is not inside.
     """
     if tensor.dtype != base.dtype:
         return None
@@ -174,7 +174,7 @@ def as_bytes(array):
 
 
 def told(value):
-    """What tells an opaque value from its earlier self; never the same for an iterator."""
+    """A value that changes if an opaque value changes; for an iterator, it is new in each call."""
     if is_iterator(value):
         return next(uses)
     if is_left_out(value) or has_attributes(value):           # attributes are compared one by one
@@ -200,7 +200,7 @@ def read(generator):
 
 
 def made(name, of, device):
-    """A generator of the kind that read() gave."""
+    """A new generator of the kind that read() returned."""
     if name == 'torch':
         return torch.Generator(device if of != 'cpu' else 'cpu')
     if name == 'numpy':
@@ -219,7 +219,7 @@ def set_state(generator, state):
 
 
 def parts(encoded):
-    """Yields all parts of an encoded value: plain values, tensors, and tuples and lists before what is in them."""
+    """Yields an encoded value and, depth first, all its parts: tuples and lists before their elements."""
     yield encoded
     if type(encoded) in (tuple, list):
         for part in encoded:
@@ -241,9 +241,9 @@ def digest(encoded):
 
 class Reader:
     """
-    things: {place: thing} of the run that gets the values.
-    values: encoded values, some of which may be mentioned in others.
-    device: of the run; new tensors that were not on the CPU come there.
+    things: {place: object} of the run whose state is restored.
+    values: encoded values, which may refer to one another.
+    device: of the run, to which new tensors go that were not on the CPU.
     """
 
     def __init__(self, things, values, device):
@@ -253,7 +253,7 @@ class Reader:
         self.encoded = {part[1]: part for part in parts([*values]) if type(part) is tuple and len(part) == 4}
 
     def decode(self, encoded):
-        """Raises KeyError with the place of a thing that does not exist."""
+        """Raises KeyError with the place of an object that does not exist."""
         if type(encoded) is not tuple:
             return encoded
         kind, number, *rest = encoded
@@ -268,7 +268,7 @@ class Reader:
         return self.made[number]
 
     def decode_as(self, kind, number, present, content):
-        """present: the thing that gets the content, if it is of the right kind; None: a new one is made."""
+        """present: the object that gets the content, if it is of the right kind; None: a new object is made."""
         if kind == 'view':
             return view(self.decode(content[0]).detach(), content[1])
         if kind == 'tensor':

@@ -23,8 +23,8 @@ def held(folder, waiting=None):
     """
     Holds the lock of `folder` in the block. If the file system has no locks, prints a note and holds none.
 
-    waiting: None: raises UserError where another process holds it; if a run has several processes, process 0 holds it.
-             A sentence: waits until it is free, and prints the sentence once if it is not empty.
+    waiting: None: raises UserError if another process holds it; if a run has several processes, process 0 holds it.
+             A text: waits until it is free; prints the text once, unless it is empty.
     """
     if waiting is None and not processes.is_main():
         yield

@@ -1,8 +1,8 @@
 """
-State of a run: what its parts keep beside the state dicts in a checkpoint. docs/state.md has the rule.
+The state of a run: the attributes of its parts, beside the state dicts in a checkpoint (docs/state.md).
 
-A State looks at the attributes of all parts when a run has been built. A checkpoint gets those that have changed since.
-A resumed run, which is built from the same flags, gets them back in place.
+A State records the values of all attributes when the run is built. A checkpoint stores those that have changed since. A
+resumed run is built from the same flags, and its attributes are then set to the stored values.
 """
 import collections
 import sys
@@ -41,21 +41,21 @@ LARGE = 100e6                                     # bytes
 class State:
     """
     built:  the object whose attributes are the parts of a run.
-    stored: modules and optimizers whose state dicts a checkpoint has anyway, or that never change.
+    stored: modules and optimizers that a checkpoint stores by their state dicts, or that never change.
     device: of the run.
 
-    objects:  {place: thing} of all things whose attributes may be state. A place is written as Python reaches it, as
+    objects:  {place: object} of all objects whose attributes may be state. A place is a Python expression, such as
               criterion.queue[0]; '' is `built` itself.
-    as_built: {place: {name: what tells an attribute's value from others}}.
-    changed:  (place, name) of the attributes that have differed from it; they are saved from then on, without another
-              comparison unless their values are plain.
+    as_built: {place: {name: text that identifies the attribute's value when the run was built, by told()}}.
+    changed:  (place, name) of the attributes whose values have differed from it. They are saved from then on; only
+              plain values are compared again.
     """
 
     def __init__(self, built, stored, device):
         self.device = device
         self.stored = {id(part) for one in stored for part in (one.modules() if is_module(one) else [one])}
         self.places, self.objects = reached(built, self.stored)
-        # what a trained network needs is encoded first, so that nothing of it is mentioned as the content of others
+        # the parts of a trained network are encoded first, so that they contain no references to other parts
         self.objects = dict(sorted(self.objects.items(), key=lambda item: root(item[0]) not in TRAINED))
         self.as_built = {}
         known = self.known()
@@ -67,40 +67,41 @@ class State:
         self.noted = set()
 
     def place_of(self, value):
-        """The place of a thing; None for what was not there when the run was built."""
+        """The place of an object; None if it did not exist when the run was built."""
         found, place = self.places.get(id(value), (None, None))
         return place if found and found() is value else None
 
     def things(self):
-        """{place: thing} of what is still there."""
+        """{place: object} of the objects that still exist."""
         found = {place: thing() for thing, place in self.places.values()}
         return {place: thing for place, thing in found.items() if thing is not None}
 
     def leaves(self):
-        """{place: tensor} of the parameters, and of other tensors that get a gradient."""
+        """{place: tensor} of the parameters and the other leaf tensors that require a gradient."""
         return {place: thing for place, thing in self.things().items()
                 if isinstance(thing, torch.nn.Parameter) or is_tensor(thing) and thing.is_leaf and thing.requires_grad}
 
     def stored_tensors(self):
-        """{place: tensor} of the tensors in the state dicts that a checkpoint has anyway."""
+        """{place: tensor} of the tensors that a checkpoint stores in state dicts."""
         return {joined(place, name): tensor for place, thing in self.objects.items() if is_module(thing)
                 for name, tensor in (thing._parameters | thing._buffers).items()
                 if is_tensor(tensor) and self.is_stored(thing, name)}
 
     def is_stored(self, thing, name):
-        """Whether an attribute is a parameter or a buffer in a state dict that a checkpoint has anyway."""
+        """Whether an attribute is a parameter or a buffer that a checkpoint stores in a state dict."""
         return id(thing) in self.stored and is_module(thing) and (
             name in thing._parameters or name in thing._buffers and name not in thing._non_persistent_buffers_set)
 
     def is_whole(self, thing, name):
-        """Whether an attribute is a parameter or buffer of a module that is saved whole, as nothing else stores it."""
+        """Whether an attribute is a parameter or buffer of a module without a stored state dict; it is always saved."""
         return id(thing) not in self.stored and is_module(thing) and (
             name in thing._parameters or name in thing._buffers)
 
     def known(self):
         """
-        What a Writer takes: {memory of a tensor: (its place, the tensor)} of those in state dicts, but for the tensors
-        that were registered, or changed in shape, in training: they are saved as attributes.
+        The argument `stored` of a Writer: {memory of a tensor: (its place, the tensor)} of the tensors in state dicts.
+        Tensors that were registered or changed in shape during training are left out, since they are saved as
+        attributes.
         """
         found = {}
         for place, tensor in self.stored_tensors().items():
@@ -112,8 +113,8 @@ class State:
 
     def told(self, thing, name, value, known):
         """
-        What tells the value of an attribute from others, a text: for a tensor its type and shape and, unless it is
-        stored or saved whole, a hash.
+        A text that identifies the value of an attribute: for a tensor its type and shape and, unless it is
+        saved in any case (is_stored, is_whole), a hash.
         """
         if self.is_stored(thing, name) or self.is_whole(thing, name):
             return form_of(value)
@@ -125,13 +126,13 @@ class State:
 
     def save(self):
         """
-        What a checkpoint gets, in process 0. All processes call it.
+        Returns the state for a checkpoint in process 0, None elsewhere. All processes call it.
 
-        attributes: {place: [class of the object, {name: [encoded value, told() of it as built, whether it is a buffer
-                    in a state dict (None: no buffer)]}]}.
-        gradients:  {place: [gradients in each of n processes [n, N], which of them have one]} of what has a gradient
-                    between two steps: it is being accumulated.
-        frozen:     {place: whether a gradient is required} of the parameters for which this has changed.
+        attributes: {place: [class of the object, {name: [encoded value, told() of the value as built, whether it is a
+                    persistent buffer (None: no buffer)]}]}.
+        gradients:  {place: [gradients of the n processes [n, N], which of them have one]} of the tensors that have a
+                    gradient between two steps, because it is being accumulated.
+        frozen:     {place: requires_grad} of the parameters for which it has changed.
         """
         gradients = self.gradients()
         if not processes.is_main():
@@ -142,7 +143,7 @@ class State:
         return {name: value for name, value in found.items() if value}
 
     def changed_attributes(self):
-        """The attributes of save(). Prints a note on what cannot be saved."""
+        """The entry `attributes` of save(). Prints a note on attributes that cannot be saved."""
         known = self.known()
         writer = Writer(self.place_of, known)
         saved = {}
@@ -168,7 +169,7 @@ class State:
 
     def has_changed(self, place, thing, name, value, known):
         if self.place_of(value) is None and is_left_out(value):
-            return False                                      # such as a function, which the resumed run makes as well
+            return False                                      # such as a function, which the resumed run has, too
         if (place, name) in self.changed and type(value) not in PLAIN or self.is_whole(thing, name):
             return True
         return self.told(thing, name, value, known) != self.as_built[place].get(name)
@@ -195,8 +196,8 @@ class State:
 
     def fitting(self, saved, module, state):
         """
-        The state dict of a module without tensors that were registered, or changed in shape, in training: they are
-        among the `saved` attributes.
+        The state dict of a module in the form that the new module has: tensors that were registered or changed in shape
+        during training are left out or replaced by the new module's, since the `saved` attributes have them.
         """
         names = {id(part): name for name, part in module.named_modules()}
         own = module.state_dict()
@@ -210,14 +211,14 @@ class State:
 
     def restore(self, saved, states, fresh=None):
         """
-        Sets back what save() has given, or what the `states` of a checkpoint of an earlier version have in its place.
+        Restores the result of save(), and the entries EARLIER in the `states` of a checkpoint of an earlier version.
 
-        fresh: None; or, where flags have changed, the names of the parts that start fresh. Then an attribute whose
-               value as built differs between the two runs starts fresh, and a whole part where an object or a tensor
-               of another shape takes its place.
+        fresh: None; or, if flags have changed, the names of the parts that are not restored. Then an attribute is not
+               restored either if its value as built differs between the two runs, nor a whole part if one of its
+               objects has another class, or one of its tensors another shape.
 
-        Returns the names of what starts fresh. Raises ValueError for an object, KeyError for another thing that the run
-        does not have.
+        Returns the names of the parts and attributes that are not restored. Raises ValueError for a missing object, and
+        KeyError for anything else that the run lacks.
         """
         merging = fresh is not None
         fresh = list(fresh or ())
@@ -239,7 +240,7 @@ class State:
                 if merging and built != self.as_built[place].get(name):
                     fresh.append(joined(place, name))
                     continue
-                # new tensors of data stay on the CPU on every device
+                # new tensors of the sampler and the transform stay on the CPU
                 reader.device = torch.device('cpu') if root(place) in ('sampler', 'transform') else self.device
                 put(self.objects[place], name, reader.decode(value), persistent)
                 self.changed.add((place, name))
@@ -256,15 +257,15 @@ class State:
 
 
 def limited(saved, names):
-    """The attributes of some parts in the result of State.save()."""
+    """The part of the result of State.save() with the attributes of these parts."""
     kept = {place: value for place, value in saved.get('attributes', {}).items() if root(place) in names}
     return {'attributes': kept} if kept else {}
 
 
 def load_trained(name, module, states):
     """
-    The part `name` (model, ema or criterion) in the `states` of a checkpoint, weights and attributes -> a module that
-    was built from the same flags. Raises RuntimeError, ValueError or KeyError where they do not fit.
+    Loads the weights and attributes of the part `name` (model, ema or criterion) from the `states` of a checkpoint into
+    a module that was built from the same flags. Raises RuntimeError, ValueError or KeyError if they do not fit.
     """
     built = types.SimpleNamespace(**{name: types.SimpleNamespace(average=module) if name == 'ema' else module})
     device = next((tensor.device for tensor in module.state_dict().values()), torch.device('cpu'))
@@ -276,9 +277,9 @@ def load_trained(name, module, states):
 
 def reached(built, stored=()):
     """
-    ({id of a thing: (function that returns the thing or None, its place)}, {place: object}) of all that is reached from
-    `built` by attributes and containers; what is reached in several ways gets the shortest place. Of the objects whose
-    ids are `stored`, only modules count.
+    All that is reached from `built` through attributes and containers: ({id: (function that returns the value or None,
+    its place)}, {place: object with attributes}). A value that is reached in several ways gets the shortest place. Of
+    the objects whose ids are `stored`, only modules are searched.
     """
     places = {}
     objects = {}
@@ -302,7 +303,7 @@ def is_module(value):
 
 
 def reference(value):
-    """A function that returns the value. It does not keep tensors and arrays alive."""
+    """A function that returns the value; a tensor or array is referenced weakly."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return weakref.ref(value)
     return lambda: value
@@ -323,12 +324,12 @@ def form_of(value):
 
 
 def form(told):
-    """form_of() the value that State.told() has told from others."""
+    """The part of a text of State.told() that form_of() wrote."""
     return (told or '').rpartition(' ')[0]
 
 
 def attributes(thing, place=''):
-    """{name: value} of what may be state in an object; a module's parameters, buffers and modules are among them."""
+    """{name: value} of the attributes that may be state; for a module, with its parameters, buffers and modules."""
     if isinstance(thing, BY_STATE_DICT):
         return thing.state_dict()
     left_out = LEFT_OUT.union(getattr(type(thing), 'LEFT_OUT', ()))
@@ -344,7 +345,7 @@ def attributes(thing, place=''):
 
 
 def put(thing, name, value, persistent):
-    """Sets an attribute. persistent: whether it is a buffer that the state dict has; None: no buffer."""
+    """Sets an attribute. persistent: whether it is a persistent buffer; None: no buffer."""
     if isinstance(thing, BY_STATE_DICT):
         thing.load_state_dict(thing.state_dict() | {name: value})
     elif persistent is not None and name not in thing._buffers:
@@ -356,7 +357,7 @@ def put(thing, name, value, persistent):
 
 @torch.no_grad()
 def set_gradient(leaf, rows, have):
-    """rows [n, ...]: of n processes. With another number of processes, process 0 gets their sum."""
+    """Sets the gradient from rows [n, N] of n processes. With another number of processes, process 0 gets the sum."""
     rank = processes.rank()
     if len(have) != processes.count():
         rows = rows.sum(dim=0, keepdim=True)

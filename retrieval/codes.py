@@ -1,7 +1,7 @@
 """
-Evaluate_Network.py RUN codes SQ8 PQ16 ...: how well images are found by short codes of their embeddings. A code is a
-string of faiss's index_factory; a number before it, as in 64 or 64,SQ8, stands for the first 64 components (Kusupati et
-al., Matryoshka Representation Learning, NeurIPS 2022). faiss is fitted to the training split.
+Evaluate_Network.py RUN codes SQ8 PQ16 ...: how well short codes of the embeddings find images. A code is a string of
+faiss's index_factory, fitted to the training split. A leading number, as in 64 or 64,SQ8, keeps the first 64 components
+(Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022).
 """
 import time
 
@@ -70,8 +70,8 @@ def report(opt, embedded, split, file):
 
 def measure(code, asked, train):
     """
-    A row of the table: bytes of a code; the fraction of the exact ten nearest that is among the first ten; metrics; ms,
-    the milliseconds of a query in a search of all together. asked: a Search; train: [M, D] embeddings.
+    A row of the table: the bytes of a code; the fraction of the exact ten nearest images that are among the first ten;
+    metrics; and the milliseconds per query when all are searched together. asked: a Search; train: [M, D] embeddings.
     """
     dim, factory = divided(code, train.shape[1])
     gallery, queries = asked.gallery.numpy(), asked.queries.numpy()

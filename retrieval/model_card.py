@@ -72,7 +72,7 @@ def numbers(values):
 
 
 def data(dataset, folder):
-    """The data set, and the sizes of its splits if the folder is a run's."""
+    """The data set and, if `folder` is a run folder, the sizes of its splits."""
     try:
         splits = run_folder.read_splits(folder).get('splits', {})
     except UserError:                                        # a checkpoint alone

@@ -1,5 +1,5 @@
 """
-Evaluate_Network.py RUN rerank: re-ranking after the search, an ablation that shows how much better the ranking becomes.
+Evaluate_Network.py RUN rerank: how much re-ranking after the search improves the ranking.
 
 kreciprocal: k-reciprocal encoding. Zhong, Zheng, Cao and Li, CVPR 2017, https://arxiv.org/abs/1701.08398. It is
              transductive: the distance of a query and a gallery image depends on the other queries.
@@ -23,7 +23,7 @@ from utilities import processes, stopping
 from utilities.errors import UserError, choose
 from utilities.text_tables import aligned
 
-MOST = 30_000                # images that are re-ranked together: four matrices of N x N numbers then take 14 GB
+MOST = 30_000                # images re-ranked together at most; four matrices of N x N numbers then take 14 GB
 
 
 def k_reciprocal(distances, k1=20, k2=6, weight=0.3):

@@ -8,15 +8,15 @@ from evaluation.ranking.nearest_rows import MORE, ROWS, exact, faiss_or_none, me
 from utilities.errors import UserError
 
 LARGE = 200_000              # number of images from which on an inverted file is tried
-N_QUERIES = 500              # queries that measure the recall
+N_QUERIES = 500              # queries with which the recall is measured
 N_NEAREST = 10               # images that each query should find
-N_TRAIN = 100_000            # images that faiss is fitted to at most
-CANDIDATES = 100             # images that faiss finds at least, which are ranked by their embeddings
+N_TRAIN = 100_000            # at most so many images are used to fit faiss
+CANDIDATES = 100             # at least so many images are found by faiss, and ranked by their embeddings
 
 
 @contextlib.contextmanager
 def reported(factory):
-    """In the block, what faiss does not accept becomes a UserError with its reason."""
+    """In the block, an error of faiss becomes a UserError with faiss's reason."""
     try:
         yield
     except RuntimeError as error:
@@ -26,8 +26,9 @@ def reported(factory):
 
 def chosen(codes, recall, n_images):
     """
-    faiss's string for the search of so many images; '' for exact search. By default, that is the inverted file of
-    Jegou et al., Product Quantization for Nearest Neighbor Search, TPAMI 2011, of √N cells, from LARGE images on.
+    faiss's string for an index of so many images; '' for exact search. The default is exact search below LARGE images,
+    and otherwise an inverted file of √N cells (Jegou et al., Product Quantization for Nearest Neighbor Search, TPAMI
+    2011).
     """
     if faiss_or_none() is None or not n_images:
         return ''
@@ -35,7 +36,7 @@ def chosen(codes, recall, n_images):
 
 
 def opened(data):
-    """faiss's index in the bytes of as_bytes()."""
+    """The index of faiss from the bytes of as_bytes()."""
     try:
         return faiss_or_none().deserialize_index(data)
     except RuntimeError as error:
@@ -47,7 +48,7 @@ def as_bytes(index):
 
 
 def built(factory, dim):
-    """faiss's empty index of dim dimensions. Raises UserError for a string that faiss or the dimensions do not fit."""
+    """An empty index of faiss for dim dimensions. Raises UserError if faiss does not accept the string for them."""
     faiss = faiss_or_none()
     if faiss is None:
         raise UserError(f'codes {factory}: it needs faiss: pip install faiss-cpu')
@@ -76,8 +77,8 @@ def add(index, factory, points):
 
 def nearest(index, gallery, queries, k):
     """
-    As nearest_rows.nearest(), among the candidates of faiss's `index`; None where it finds fewer than k for a
-    query, as where a query visits few cells.
+    As nearest_rows.nearest(), but only among the candidates that faiss's `index` finds. Returns None if they are fewer
+    than k for a query, which happens if it visits few cells.
     """
     rows = index.search(queries, min(max(k + MORE, CANDIDATES), len(gallery)))[1]
     if (rows[:, :min(k, len(gallery))] < 0).any():
@@ -87,8 +88,9 @@ def nearest(index, gallery, queries, k):
 
 def fit(gallery, factory, least):
     """
-    faiss's index of the gallery [N, D] and its recall: the fraction of the exact ten nearest that it finds. Of the
-    cells of an inverted file, a query visits 1, 2, 4 ... until the recall is `least`, but at most a quarter of them.
+    faiss's index of the gallery [N, D] and its recall, the fraction of the exact ten nearest images that it finds. For
+    an inverted file, the number of cells that a query visits is doubled until the recall reaches `least`, up to a
+    quarter of the cells.
     """
     index = trained(factory, gallery)
     add(index, factory, gallery)

@@ -73,8 +73,8 @@ def write(folder, content):
 
 def put(folder, content, replaced=(), **rows):
     """
-    Writes rows, {kind: uint8 array}, behind those that the files have, or for the kinds in `replaced` into new files.
-    content: index.json's, possibly with changes. Returns the content that is written.
+    Appends rows, {kind: uint8 array}, to the files; for the kinds in `replaced`, begins new files. content: of
+    index.json, perhaps changed. Returns the content that is written to index.json.
     """
     files = {kind: file for kind, file in content['files'].items() if kind not in replaced}
     content = content | {'files': files, 'generation': content['generation'] + 1}
@@ -93,8 +93,8 @@ def put(folder, content, replaced=(), **rows):
 
 def mapped(folder, file):
     """
-    A file of index.json, uint8 [bytes], mapped into memory, so that it remains readable after it is replaced; an empty
-    array for None. Raises UserError where it is missing, cut off or changed.
+    A file that index.json names, uint8 [bytes], mapped into memory, so that it stays readable after it is replaced; for
+    None, an empty array. Raises UserError if the file is missing, cut off or changed.
     """
     if file is None:
         return np.empty(0, np.uint8)

@@ -81,6 +81,7 @@ class Step(training_step.TrainingStep):
         self.start = copy.deepcopy(parts.model).requires_grad_(False).eval()
 
     def loss(self, outputs, **more):
+        assert not self.start.training                        # no epoch begins for a copy of the network
         first = next(self.start.parameters()).mean()
         return super().loss(outputs, **more) + 0.01 * self.n * first * outputs['batch'].square().sum()
 

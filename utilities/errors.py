@@ -139,9 +139,9 @@ def undeclared_flags():
 @contextlib.contextmanager
 def explained(needs_less=NEEDS_LESS):
     """
-    In the block, errors of torch that other flags avoid become sentences: WorkerLost, OutOfMemory, RunFailed for a full
-    shared memory, and UserError for an operation that has no deterministic implementation. needs_less: what needs less
-    memory, in words.
+    In the block, errors of torch that other flags can avoid become errors with an advice: WorkerLost, OutOfMemory,
+    RunFailed for a full shared memory and for a step beyond float32, and UserError for an operation without a
+    deterministic implementation. needs_less: what needs less memory, in words.
     """
     try:
         yield

@@ -95,7 +95,7 @@ def remove_stale(folder):
 
 
 def cache_folder():
-    """The folder for what is made once for all runs of a user; it may not exist yet."""
+    """The folder for files that are computed once for all runs of a user; it may not exist yet."""
     return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'deep_metric_learning'
 
 

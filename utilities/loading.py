@@ -74,8 +74,8 @@ class Collate:
 @dataclass
 class Shared:
     """
-    Puts a batch into shared memory as it is made, where an error reaches the main process. Otherwise a thread of the
-    worker does it, and where /dev/shm is full, the batch is lost, and the run waits for it without end.
+    Puts each new batch into shared memory in the worker itself, so that an error reaches the main process. By default,
+    a thread of the worker does so; if /dev/shm is full, the batch is then lost and the run waits for it forever.
     """
     collate: Callable
 
@@ -135,7 +135,7 @@ class TrainingLoader:
         """
         Samples the epoch's batches; returns the loader, which yields (images [B, 3, H, W], labels [B], indices [B]) for
         each batch. Where several processes share a batch, the images are this process's part only, or the batch's first
-        image if the part is empty. Where the data set has features, they take the images' place.
+        image if the part is empty. If the data set has features, they replace the images.
         """
         self.n_epochs += 1
         self.begin_loading()
@@ -153,8 +153,8 @@ class TrainingLoader:
 
     def begin_loading(self):
         """
-        Makes the loader, whose workers keep the data set as it is now; again if the data set has changed, as by a
-        start_epoch() of its transform, or cannot be pickled, so that this is not known.
+        Makes the loader, whose workers keep a copy of the data set. Makes a new one if the data set has changed since,
+        for example by start_epoch() of its transform, or if this is unknown, because it cannot be pickled.
         """
         n_workers = workers(self.opt)
         try:

@@ -76,7 +76,7 @@ def triplets_from_masks(positives, negatives):
 
 
 def triplets_from_counts(positives, negatives):
-    """As triplets_from_masks, of int64 [B, B], which say how often each pair counts."""
+    """As triplets_from_masks(), from int64 [B, B] that say how often each pair counts."""
     anchors, partners = positives.nonzero().T
     repeats = positives[anchors, partners]
     anchors = anchors.repeat_interleave(repeats)
@@ -88,7 +88,7 @@ def triplets_from_counts(positives, negatives):
 
 def from_columns(columns, batch):
     """
-    As from_tuple(), of columns that a caller gives, which may list a pair several times: then the masks are int64, how
+    As from_tuple(), for columns given by a caller. If they list a pair several times, the masks are int64 and say how
     often each pair counts. Raises ValueError for columns of different lengths, and for indices outside the batch.
     """
     columns = [as_indices(column, batch.device) for column in columns]
@@ -192,7 +192,7 @@ class Miner:
         return self.of_step.mined
 
     def noted(self, labels):
-        """What the miner names of `indices`, `step` and `epoch`, which the training step has noted for the batch."""
+        """Those of `indices`, `step` and `epoch` that the miner takes, noted by the training step for the batch."""
         noted = getattr(self.batchminer, 'of_step', None)
         if not self.names or noted is None:
             return {}

@@ -56,7 +56,7 @@ def unnoted(opt):
 
 
 def stop_noting():
-    """From now on, reading flags is not noted: those that have an effect were read. New Flags are noted again."""
+    """Stops noting which flags are read, once all flags with an effect have been read. New Flags are noted again."""
     Flags.__getattribute__ = object.__getattribute__
 
 
