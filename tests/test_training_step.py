@@ -175,7 +175,7 @@ def statistics_of(starts):
     opt, built, loader = build('--lr 0', frozen=False)
     convolution, mean, variance = built.model.backbone[0], torch.zeros(6).double(), torch.ones(6).double()
     for epoch in range(1, opt.n_epochs + 1):
-        built.start_epoch(epoch)
+        built.call('start_epoch', epoch)
         for images, _, _ in loader.epoch(epoch):
             with torch.no_grad():
                 outputs = convolution((images - built.model.mean) / built.model.std)
@@ -214,7 +214,7 @@ def with_graphs(flags, starts):
     for epoch in range(1, opt.n_epochs + 1):
         seed_everything(derive(opt.seed, epoch))
         built.schedule.at((epoch - 1) * built.schedule.n_steps + 1)
-        built.start_epoch(epoch)
+        built.call('start_epoch', epoch)
         for images, labels, _ in loader.epoch(epoch):
             number += 1
             outputs = []
