@@ -17,6 +17,7 @@ from utilities.text_tables import markdown
 
 FOLDER = Path(__file__).parent
 TIERS = {'finetuned': 'Photos', 'frozen': 'Frozen'}           # {part of photos.yaml: prefix of groups}
+NOT_RUN = 'not run yet'
 FIXED = ('Untrained', 'Untrained_512')                        # settings without randomness
 MAP, RECALL = 'map_at_r', 'e_recall@1'
 DENSITY = Column('train', 'rho_spectrum@2').name
@@ -142,7 +143,7 @@ def findings(tier, found):
     lines = []
     for question, name in pairs:
         estimate = effect(question, found[name][0], MAP, level)
-        word = 'not run yet'
+        word = NOT_RUN
         if estimate is not None:
             bound = question.get('bound', registered()['bound'])
             words = {'within': f'no more than {bound:g} point apart'}
@@ -158,7 +159,15 @@ def answer_table(tier, found):
     """The table of a tier's questions: effect, interval over test classes, R@1, seeds so far, prediction and answer."""
     level = estimates.simultaneous(len(asked(tier)))
     rows = []
-    for question, name, estimate, word in findings(tier, found):
+    lines = findings(tier, found)
+    answered = {question['name'] for question, *_, word in lines if word != NOT_RUN}
+    for question, name, estimate, word in lines:
+        names = question.get('sets', [*found])
+        is_first = name == names[0]
+        if question['name'] not in answered:
+            if is_first:
+                rows.append([question['title'], ', '.join(names), '', '', '', '', question['predicted'], word])
+            continue
         runs, classes = found[name]
         cells = ['', '', '', '']
         if estimate is not None:
@@ -167,22 +176,27 @@ def answer_table(tier, found):
             cells = [with_interval(estimate, 2 if 'correlation' in question else 1),
                      ' to '.join(map(rounded, of_classes)) if of_classes else '', with_interval(beside),
                      n_seeds(runs, settings_of(question))]
-        is_first = name == question.get('sets', [*found])[0]
         title, predicted = (question[key] if is_first else '' for key in ('title', 'predicted'))
         rows.append([title, name, *cells, predicted, word])
     return markdown(['question', 'photos', 'MAP@R', 'over test classes', 'R@1', 'seeds', 'predicted', 'answer'], rows)
 
 
 def short_table(found):
-    """The questions of all tiers with an answer for each set; for the README."""
+    """The questions of all tiers that have an answer, with that for each set; for the README."""
     rows = []
+    n_open = 0
     for tier in TIERS:
         lines = findings(tier, found[tier])
         for question in registered()[tier]:
+            of_question = [line for line in lines if line[0] is question]
+            if all(word == NOT_RUN for *_, word in of_question):
+                n_open += 1
+                continue
             cells = [f'{with_interval(estimate, 2 if "correlation" in question else 1)} {word}'.strip()
-                     for one, _, estimate, word in lines if one is question]
+                     for _, _, estimate, word in of_question]
             rows.append([question['title'], *cells, *[''] * (len(registered()['sets']) - len(cells))])
-    return markdown(['question', *registered()['sets'].values()], rows)
+    table = markdown(['question', *registered()['sets'].values()], rows) + '\n\n' if rows else ''
+    return f'{table}{n_open} questions have no answer yet, since their runs go on.' if n_open else table.strip()
 
 
 def mean_text(tested, setting):
