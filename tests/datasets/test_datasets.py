@@ -1,4 +1,5 @@
 """Every layout a user may have, splits, images of all kinds, and data that are missing or bad."""
+import ast
 import io
 import os
 import runpy
@@ -486,8 +487,10 @@ def test_no_other_program_reads_an_image_whatever_its_name(opt, tmp_path, capsys
 
 def test_every_opening_of_an_image_names_the_formats():
     files = [file for file in ROOT.rglob('*.py') if not {'tests', '.venv'} & {*file.relative_to(ROOT).parts}]
-    calls = [(file, line) for file in files for line in file.read_text().splitlines() if 'Image.open(' in line]
-    assert calls and not [call for call in calls if 'formats=' not in call[1]]
+    calls = [(file, node) for file in files for node in ast.walk(ast.parse(file.read_text()))
+             if isinstance(node, ast.Call) and ast.unparse(node.func) == 'Image.open']
+    assert calls and not [(file, node.lineno) for file, node in calls
+                          if 'formats' not in {keyword.arg for keyword in node.keywords}]
 
 
 @pytest.mark.parametrize('name, kind', [('a.jfif', 'JPEG'), ('a.avif', 'AVIF'), ('a.heic', 'HEIF'),
