@@ -1,6 +1,7 @@
 """Evaluate_Network.py RUN pairs, against loops over 600 pairs."""
 import csv
 import itertools
+import re
 import shutil
 
 import numpy as np
@@ -168,9 +169,15 @@ def test_sentences(name, text, sentence, trained, tmp_path, capsys):
 def test_flags_that_cannot_act_are_refused(trained, lists, tmp_path, capsys):
     for flags, sentence in ((['--eval_level', 'parent'], '--eval_level has no effect'),
                             (['--picture', tmp_path / 'roc.gif'], 'give a file that ends in .png, .svg or .pdf'),
-                            (['--loss', 'hyperbolic'], '--loss hyperbolic ranks by a distance of its own')):
+                            (['--loss', 'hyperbolic'], '--loss has no effect')):
         assert after_training(trained, 'pairs', lists[0], *FLAGS, *flags) == 2
         assert sentence in capsys.readouterr().err
+    other = shutil.copytree(trained, tmp_path / 'hyperbolic')
+    config = (other / 'config.yaml').read_text()
+    loss = re.search(r'^  loss: .*$', config, re.MULTILINE)[0]
+    (other / 'config.yaml').write_text(config.replace(loss, '  loss: hyperbolic'))
+    assert after_training(other, 'pairs', lists[0], *FLAGS) == 2
+    assert '--loss hyperbolic ranks by a distance of its own' in capsys.readouterr().err
 
 
 def test_embeddings_of_any_norm_are_compared_by_their_distance():
