@@ -38,7 +38,7 @@ def test_memory_that_runs_out_in_training_is_a_sentence_with_the_command_that_go
     update = TrainingStep.update
 
     def failing(self, loss):
-        return raising() if self.number == 4 else update(self, loss)         # in the second epoch
+        return raising() if self.of_step.number == 4 else update(self, loss)         # in the second epoch
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainingStep, 'update', failing)

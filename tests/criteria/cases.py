@@ -15,7 +15,7 @@ PUBLISHED = published(criteria.CRITERIA)
 def takes_masks(loss):
     """Whether the miner of a loss gives it masks of pairs, if it makes some."""
     module = criteria.CRITERIA[loss]
-    return module.REQUIRES_BATCHMINER and fitted(module, None, '').takes_masks
+    return module.REQUIRES_BATCHMINER and fitted(module, lambda batch, labels: None, '').takes_masks
 
 
 def naming(keyword):

@@ -424,7 +424,7 @@ def test_no_queries_and_queries_that_do_not_fit(with_faiss, tmp_path):
     index = index_of(tmp_path / 'index', clustered(10, 16, 2, 0.1))
     paths, distances = index.query(np.empty((0, 16)), 20)
     assert paths == [] and distances.shape == (0, 10) and distances.dtype == np.float32
-    with pytest.raises(UserError, match=r'expected queries \[Q, 16\], not \[2, 8\]'):
+    with pytest.raises(UserError, match=r'expected embeddings \[n, 16\], not \[2, 8\]'):
         index.query(np.zeros((2, 8)))
     store.create(tmp_path / 'empty', NETWORK, 1)
     with pytest.raises(UserError, match='no images yet'):
