@@ -220,7 +220,7 @@ def network(run_or_export, device='cpu', trust=False):
         done = subprocess.run([sys.executable, str(_ROOT / 'Evaluate_Network.py'), str(path), 'export', str(file)],
                               capture_output=True, text=True)
         if done.returncode:
-            raise ValueError(f'{path}: it cannot be exported: {done.stderr.strip()}')
+            raise ValueError(f'{path}: it cannot be loaded: {done.stderr.strip()}')
         return _exported(file, device)                       # written just now, in a folder of this user alone
 
 

@@ -574,7 +574,7 @@ def test_a_network_of_an_exported_run(quick, run, tmp_path, monkeypatch):
             found(given)
     elsewhere = load('network', tmp_path / 'hub', device='meta')(images.to('meta'))      # for want of a GPU
     assert elsewhere.device.type == 'meta' and elsewhere.shape == found(images).shape
-    with pytest.raises(ValueError, match='nothing: it cannot be exported: error: what it says'):
+    with pytest.raises(ValueError, match='nothing: it cannot be loaded: error: what it says'):
         load('network', tmp_path / 'nothing')
     with pytest.raises(ValueError, match='device cuda: .onnx files compute on the CPU'):
         load('network', 'network.onnx', device='cuda')
