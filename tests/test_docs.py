@@ -223,7 +223,8 @@ def test_the_numbers_of_parts_in_the_comparison_are_those_of_the_registries_and_
 
 def test_make_compare_executes_the_two_commands_of_the_page():
     line, = [line for line in blocks('README.md', 'bash') if line.startswith('make compare')]
-    done = subprocess.run([*shlex.split(line), '-n'], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([*shlex.split(line), '-n', '--no-print-directory'], cwd=ROOT, capture_output=True, text=True,
+                          check=True)
     made = [shlex.split(line)[1:] for line in done.stdout.splitlines() if re.search(r'python (Launch|Result)_', line)]
     launch, table = commands(section('docs/result_evaluations.md', 'Compare two methods'))
     assert made == [launch, [word for word in table if word != 'e_recall@1']]
