@@ -55,6 +55,7 @@ def install(at_once=False):
     if owner != os.getpid():
         owner = os.getpid()
         parent = os.getppid()
+    sys.unraisablehook = print_unless_of_workers
     immediate = at_once
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)         # launchers and schedulers send it, sometimes more than once
@@ -78,6 +79,15 @@ def on_signal(number, frame):
         os.kill(os.getpid(), number)
     elif number == signal.SIGINT and not before and says_it:
         os.write(2, b'\nStopping; press Ctrl-C again to end at once.\n')
+
+
+def print_unless_of_workers(unraisable):
+    """
+    As sys.unraisablehook, but without what torch says of a killed data worker at a moment when nothing can catch it:
+    schedulers send SIGTERM to the data workers as well. Elsewhere, it ends the run with a sentence.
+    """
+    if 'DataLoader worker' not in str(unraisable.exc_value):
+        sys.__unraisablehook__(unraisable)
 
 
 def check():
