@@ -52,11 +52,14 @@ def refuse_unused(opt, parser):
     changed = {name for name, value in vars(opt).items() if value != parser.get_default(name)}
     of_jobs = {*command_line.flags_in_groups(parser, SLURM)}
     if opt.line:
-        unused, where = changed - OF_A_LINE, 'with --line'
+        unused = changed - OF_A_LINE
+        where = 'with --line'
     elif opt.slurm:
-        unused, where = changed & HERE, 'with --slurm'
+        unused = changed & HERE
+        where = 'with --slurm'
     else:
-        unused, where = changed & of_jobs, 'without --slurm'
+        unused = changed & of_jobs
+        where = 'without --slurm'
     if unused:
         raise UserError(f'--{", --".join(sorted(unused))}: without effect {where}; leave it out')
 

@@ -24,7 +24,7 @@ _ROOT = pathlib.Path(__file__).resolve().parent
 # folder, registry, what the flags begin with
 _KINDS = {'criterion': ('criteria', 'CRITERIA', 'loss_{}_'), 'miner': ('batch_mining', 'BATCHMINERS', 'miner_{}_'),
           'sampler': ('datasampler', 'SAMPLERS', 'data_')}
-# what the training step gives every loss; some take it (docs/extending.md)
+# keywords that the training step gives every loss; some take them (docs/extending.md)
 _INPUTS = {'batch_features', 'f_embed', 'indices', 'step', 'epoch', 'feature_maps', 'images', 'teacher_batch'}
 # values that a run takes from its data, its network and its other flags, in the form of FLAGS; every method takes them
 _RUN = {'n_classes': {'type': 'int', 'at_least': 1, 'help': 'number of classes'},

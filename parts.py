@@ -422,7 +422,7 @@ def keep_training_features(opt, parts):
     they are replaced.
     """
     n_images = len(parts.data.train)
-    size = math.ceil(opt.bs / math.ceil(opt.bs / (opt.micro_bs or opt.bs)))              # of the largest piece
+    size = math.ceil(opt.bs / math.ceil(opt.bs / (opt.micro_bs or opt.bs)))              # size of the largest piece
     batches = [[index % n_images for index in range(start, start + size)] for start in range(0, n_images, size)]
     mixed = [(torch.arange(size).flip(0) - size) % n_images, torch.linspace(0, n_images - 1, size).long()]
     return keep(opt, parts.model, parts.data.train, 'train', batches, evaluation.network_outputs,

@@ -14,7 +14,7 @@ from utilities import processes
 from utilities.errors import UserError
 from utilities.files import OTHER_OBJECTS, describe_kind, require_uncompressed
 
-USUAL_PLACES = ('model.state_dict', 'model', 'state_dict', '')        # of the weights in a file; the first counts
+USUAL_PLACES = ('model.state_dict', 'model', 'state_dict', '')        # places of weights in a file; the first counts
 WRAPPERS = ('module', '_orig_mod')            # parts of names that DataParallel and torch.compile add
 
 

@@ -27,7 +27,7 @@ REMOVED = {
 # Removed flags that never changed a result
 REMOVED_WITHOUT_EFFECT = {'language_model'}
 REMOVED_PICTURES = {'umap', 'utility', 'confidence'}
-REMOVED_EMBEDDING = ('decode', 'prompts', 'prompt_depth')     # those that changed embeddings
+REMOVED_EMBEDDING = ('decode', 'prompts', 'prompt_depth')     # removed flags that changed embeddings
 TAG = 'before-0.2'                                            # the last code that has the removed flags
 
 

@@ -17,7 +17,7 @@ def class_distances(embeddings, labels):
              'intra_over_inter'}; nan where there are no two images or classes to compare.
     """
     sizes = np.bincount(labels)
-    sums = np.zeros((len(sizes), embeddings.shape[1]))             # of the normalised embeddings
+    sums = np.zeros((len(sizes), embeddings.shape[1]))             # sums of normalised embeddings
     sums_as_given = np.zeros_like(sums)
     are_normalised = True
     largest = 1e-300                                               # norm of an embedding

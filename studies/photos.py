@@ -21,7 +21,7 @@ NOT_RUN = 'not run yet'
 FIXED = ('Untrained', 'Untrained_512')                        # settings without randomness
 MAP, RECALL = 'map_at_r', 'e_recall@1'
 DENSITY = Column('train', 'rho_spectrum@2').name
-DRAWS = 2000                                                  # of a bootstrap
+DRAWS = 2000                                                  # samples of a bootstrap
 
 
 @functools.cache
