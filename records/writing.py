@@ -29,12 +29,15 @@ class Records:
         self.backends = []
         self.rows = recorded['rows'] if recorded else []     # in every process
         self.spectra = recorded['spectra'] if recorded else []
-        if not processes.is_main():
-            return
+        # the others wait: one that fails removes the folder of a run that has not trained
+        processes.run_on_rank_zero(self.open, settings, start)
+
+    def open(self, settings, start):
+        """Opens the files and the backends, and gives these the epochs that they lack; process 0 does it."""
         self.database = database.Database(self.folder / 'records.sqlite', self.rows, self.spectra)
         write_csv(self.folder / 'log.csv', self.rows)
         write_csv(self.folder / 'spectrum.csv', self.spectra)
-        self.backends = backends.select(opt, self.folder, settings, start)
+        self.backends = backends.select(self.opt, self.folder, settings, start)
         self.clock = time.perf_counter()
         for row in self.rows:
             scalars = {name: float(value) for name, value in row.items() if value != ''}

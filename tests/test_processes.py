@@ -69,6 +69,20 @@ def runs(folder, *plan, seconds=1200, grace=3):
     return list(map(int, codes)), out, error
 
 
+# For `before`: a process that fails removes the run folder while TensorBoard's first file is being written, if it can.
+DURING_START = """
+import shutil, time
+from tensorboard.summary.writer import event_file_writer
+def slow(file, writer=event_file_writer.RecordWriter):
+    time.sleep(3)
+    return writer(file)
+def once_begun(folder, remove=shutil.rmtree, **options):
+    while not (folder / 'tensorboard').exists():
+        time.sleep(0.1)
+    remove(folder, **options)
+event_file_writer.RecordWriter = slow
+shutil.rmtree = once_begun
+"""
 OF_NETWORK = 'main.work = actions.work'                  # the processes run Evaluate_Network.py
 
 
@@ -128,7 +142,7 @@ def test_what_the_user_must_change_is_said_once(quick, tmp_path):
     bad = draw_classes(tmp_path / 'bad' / 'images', 12, 6).parent
     (bad / 'images' / 'class_11' / '5.png').write_bytes(b'no image')         # of the test split, in the last batch
     plan = [(3, [*quick, '--los', 'triplet']), (3, [*quick, '--loss', 'triplets']),
-            (3, [*quick, '--source_path', bad, *FEW]), (2, ['--evaluate', tmp_path / 'nothing']),
+            (3, [*quick, '--source_path', bad, *FEW], DURING_START), (2, ['--evaluate', tmp_path / 'nothing']),
             (3, [*quick, *FEW, '--embed_norm', 'batch', '--bs', '4'])]
     codes, _, error = runs(tmp_path, *plan)
     assert codes == [2] * len(plan), error
@@ -136,7 +150,7 @@ def test_what_the_user_must_change_is_said_once(quick, tmp_path):
     assert len(lines) == 5 and all(line.startswith('main.py: error: ') for line in lines), error
     assert '5.png: not a readable image' in lines[2]
     assert '--bs 4 with 3 processes: a piece of the batch has a single image, and the BatchNorm' in lines[4]
-    assert not list((tmp_path / 'runs').rglob('config.yaml')), 'no folder is left'
+    assert not list((tmp_path / 'runs').rglob('quick*')), 'no folder is left'
 
 
 def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed(quick, tmp_path):
