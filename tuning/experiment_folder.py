@@ -3,7 +3,7 @@ import re
 
 from flags import command_line
 from utilities.errors import UserError
-from utilities.yaml_text import read_yaml
+from utilities.files import read_yaml
 
 RESUMED = 'resume_training_config_diffs_'
 BESIDE = ('config_factories.yaml', 'config_foldernames.yaml')         # they say nothing about the experiment
@@ -124,12 +124,6 @@ class Options:
             given = value[kind] if isinstance(value, dict) else None
             self.groups[name] = Options(given or {}, f'{self.places[name]}.{kind}')
         return self.groups[name]
-
-    def rest(self):
-        """Takes out all options that are left here: {name: value}."""
-        values = self.values
-        self.values = {}
-        return values
 
     def put(self, name, value, place):
         """Adds an option; `place` is its name in the files, where it has another one."""

@@ -5,17 +5,17 @@ import os
 import signal
 import subprocess
 
-import numpy as np
 import pytest
 
 from launching import plan, process
-from tests.helpers import folder_of, rows_of, wait_for
+from tests.helpers import wait_for
 
 # takes the place of main.py
 STUB = '''
 import json, os, pathlib, sys
 print(json.dumps({
-    'arguments': sys.argv[1:], 'session': os.getsid(0) == os.getpid(), 'folder': os.getcwd(),
+    'arguments': sys.argv[1:], 'group': os.getpgrp() == os.getpid(),
+    'session': os.getsid(0), 'folder': os.getcwd(),
     'key': os.environ.get('KEY'), 'input': os.path.samestat(os.fstat(0), os.stat(os.devnull)),
     'outputs': [os.path.samestat(os.fstat(stream), os.stat(os.environ['LOG'])) for stream in (1, 2)]}))
 if 'raise' in sys.argv:
@@ -44,10 +44,11 @@ def printed(run):
     return json.loads(next(line for line in reversed(process.lines_of_log(run)) if line.startswith('{')))
 
 
-def test_a_run_has_its_arguments_a_session_and_its_log(start):
+def test_a_run_has_its_arguments_a_group_and_its_log(start):
     run, begun = start('--group', 'g', '3', KEY='secret')
     assert begun.wait(timeout=60) == 3 == begun.returncode
-    assert printed(run) == {'arguments': ['--group', 'g', '3'], 'session': True, 'folder': os.getcwd(), 'key': 'secret',
+    assert printed(run) == {'arguments': ['--group', 'g', '3'], 'group': True,
+                            'session': os.getsid(0), 'folder': os.getcwd(), 'key': 'secret',
                             'input': True, 'outputs': [True, True]}
     lines = process.lines_of_log(run)
     assert 'secret' not in lines[1] and 'main.py --group' in lines[1]
@@ -75,12 +76,3 @@ def test_the_lock_of_the_log_is_the_runs_alone(start, tmp_path):
     assert begun.wait(timeout=60) == 0 and not process.is_running(run)
     with open(run.log) as log:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_the_numbers_of_a_launched_run_are_those_of_main(quick, tmp_path, run):
-    """To the last bit; also with data workers."""
-    planned = plan.planned_run([*quick, '--n_epochs', '1', '--kernels', '1'])
-    assert process.start(planned).wait(timeout=120) == 0
-    assert run(*quick, '--n_epochs', '1', '--group', 'here') == 0
-    assert rows_of(folder_of(tmp_path)) == rows_of(folder_of(tmp_path, 'here_s1'))
-    assert np.isfinite(float(rows_of(folder_of(tmp_path))[-1]['train_loss']))
