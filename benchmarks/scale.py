@@ -16,7 +16,7 @@ import parameters
 from benchmarks.measure import median_times, peak_memory
 from criteria.multisimilarity import multisimilarity_loss
 from datasets import decoding, transforms
-from datasets.base import read_image
+from datasets.pipeline import Pipeline
 from evaluation import compute
 
 # data set: validation images of a fold (a quarter of the training classes), and the epochs from one evaluation to the
@@ -70,13 +70,12 @@ def measure(opt):
         model(images[:1])
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     labels, batch = torch.arange(8).repeat_interleave(4), torch.randn(32, 128)
-    loading = transforms.mlrc(227)[0]
-    pipeline = transforms.v2.Compose([*loading, *transforms.TO_TENSOR])
+    pipeline = Pipeline(transforms.mlrc(227)[0])
     content = io.BytesIO()
-    with decoding.opened(opt.measure) as image:
+    with decoding.open_image(opt.measure) as image:
         image.convert('RGB').resize((500, 375)).save(content, 'JPEG', quality=90)
     times = median_times({'step': step, 'loss': lambda: multisimilarity_loss(batch, labels),
-                          'load': lambda: pipeline(read_image(content))})
+                          'load': lambda: pipeline(decoding.read_upright(content))})
     embeddings, classes = torch.randn(15000, 128), torch.arange(15000) // 5
     began = time.process_time()
     compute(['map_at_r', 'precision_at_1', 'r_precision'], embeddings, classes.numpy())
