@@ -40,7 +40,6 @@ def build():
     output('--csv', metavar='FILE', help='write the table with all digits, and every test')
     output('--rows', metavar='FILE',
            help="write a CSV file with a line per ensemble: its metrics, and its first network's command and versions")
-    command_line.add_completion(parser)
     return parser
 
 

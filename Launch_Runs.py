@@ -43,7 +43,6 @@ def build():
     add('--memory', metavar='32GB', help="memory of each job; by default the cluster's own default")
     add('--slurm_args', nargs='+', metavar='NAME=VALUE', default=[],
         help='further options of sbatch, such as account=lab qos=long')
-    command_line.add_completion(parser)
     return parser
 
 

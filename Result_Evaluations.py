@@ -59,7 +59,6 @@ def build():
            help='metrics of the correlation matrix, curves and bars; by default, the matrix has all common test '
                 'metrics')
     output('--format', choices=['png', 'pdf', 'svg'], default='png', help='file format of the figures')
-    command_line.add_completion(parser)
     return parser
 
 

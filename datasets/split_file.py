@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from utilities.errors import UserError
-from utilities.files import file_hash
-from utilities.yaml_text import UniqueKeys, read_yaml
+from utilities.files import UniqueKeys, file_hash, read_yaml
 
 SPLITS = ('train', 'val', 'test')
 OTHER_KEYS = {'fid'}                                                # how far ooDML's test classes are shifted

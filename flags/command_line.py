@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from flags import hints
-from flags.help_texts import Facts, Formatter, Help, PrintCompletion, facts
+from flags.help_texts import Facts, Formatter, Help, facts
 from flags.method_flags import expected_number
 from utilities import image_size
 from utilities.errors import UserError
-from utilities.yaml_text import read_yaml
+from utilities.files import read_yaml
 
 LARGEST = 2 ** 63 - 1                # the largest whole number of tensors and of torch's seeds
 FACTS = inspect.signature(Facts).parameters
@@ -186,10 +186,6 @@ def add_declared(add, switch, flag, values, **known):
     return add(f'--{flag}', default=default, **options, **known)
 
 
-def add_completion(parser):
-    parser.add_argument('--print_completion', action=PrintCompletion)
-
-
 def flags_with_attribute(parser, fact):
     """{flag: value of the fact} for the flags whose Facts have it. fact: the name of an attribute of Facts."""
     values = {action.dest: getattr(facts(action), fact) for action in parser._actions}
@@ -236,7 +232,7 @@ def known(parser, settings, where, excluded=()):
 
     where: the source of the settings, for the message. excluded: flags that are refused.
     """
-    names = set(known_flags(parser)) - {'help', 'print_completion', *excluded}
+    names = set(known_flags(parser)) - {'help', *excluded}
     unknown = [f'{where}: {name}: unknown flag{hints.unknown(str(name), known_flags(parser))}'
                for name in settings if name not in names]
     if unknown:

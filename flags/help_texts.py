@@ -24,26 +24,6 @@ class Help(argparse.Action):
         parser.exit()
 
 
-class PrintCompletion(argparse.Action):
-    def __init__(self, option_strings, dest):
-        super().__init__(option_strings, dest, choices=['bash', 'zsh', 'tcsh'], default=argparse.SUPPRESS,
-                         help='print a script that completes flags in this shell (needs shtab)')
-
-    def __call__(self, parser, namespace, shell, option_string=None):
-        try:
-            import shtab
-        except ImportError:
-            raise UserError('--print_completion: the package shtab is missing; install it by '
-                            '`pip install shtab`') from None
-        for action in parser._actions:
-            if facts(action).names:
-                action.choices = [*facts(action).names]
-            if action.metavar and re.search('FILE|FOLDER', str(action.metavar)):
-                action.complete = shtab.FILE
-        print(shtab.complete(parser, shell))
-        parser.exit()
-
-
 @dataclass
 class Facts:
     """

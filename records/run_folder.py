@@ -14,8 +14,7 @@ import yaml
 
 from utilities import machine
 from utilities.errors import UserError
-from utilities.files import file_hash, remove_stale, write_text
-from utilities.yaml_text import UniqueKeys, read_yaml
+from utilities.files import UniqueKeys, file_hash, read_yaml, remove_stale, write_text
 
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb', 'pytorch-metric-learning')

@@ -14,8 +14,7 @@ import pandas
 from records import columns, run_folder
 from records.writing import as_text
 from utilities.errors import UserError
-from utilities.files import read_csv, write_csv
-from utilities.yaml_text import read_yaml
+from utilities.files import read_csv, read_yaml, write_csv
 
 SETTINGS = 'ensemble.yaml'
 

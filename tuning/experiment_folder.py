@@ -3,7 +3,7 @@ import re
 
 from flags import command_line
 from utilities.errors import UserError
-from utilities.yaml_text import read_yaml
+from utilities.files import read_yaml
 
 RESUMED = 'resume_training_config_diffs_'
 BESIDE = ('config_factories.yaml', 'config_foldernames.yaml')         # they say nothing about the experiment

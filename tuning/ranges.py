@@ -17,7 +17,7 @@ import parts
 from flags import command_line, hints
 from flags.help_texts import facts
 from utilities.errors import UserError
-from utilities.yaml_text import read_yaml
+from utilities.files import read_yaml
 
 TUNABLE = ('network', 'training', 'batch creation', 'batch mining', 'losses')         # groups of flags
 

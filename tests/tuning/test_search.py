@@ -1,5 +1,4 @@
 """Hyperparameter_Search.py: what it refuses, what it finds, and how a study is extended."""
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,7 @@ import Hyperparameter_Search
 from configuration import effects
 from launching import process
 from tests.tuning.stub import TUNE, table_of
-from tuning import optimize, report, search, status
+from tuning import optimize, report, search
 from utilities.errors import UserError
 
 
@@ -191,33 +190,6 @@ def test_a_finished_search_is_extended_and_its_ranges_stay(flags, stub, capsys):
         assert Hyperparameter_Search.main([*flags, *changed, '--n_trials', '4']) == 2
         assert sentence in capsys.readouterr().err
         assert {file: file.read_bytes() for file in (folder / 'study').glob('*.*')} == stored
-
-
-def test_the_status_of_a_search(flags, stub, capsys, tmp_path):
-    folder = stub()
-    place = ['--study_path', str(folder / 'study')]
-    assert Hyperparameter_Search.main([*place, '--status']) == 2
-    assert f'there is no study in {folder / "study"}' in capsys.readouterr().err
-    assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '2']) == 0
-    before = {file: file.read_bytes() for file in (folder / 'study').rglob('*') if file.is_file()}
-    capsys.readouterr()
-    assert Hyperparameter_Search.main([*place, '--status']) == 0
-    best = max(table_of(folder), key=lambda row: float(row['map_at_r']))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == 'study: 2 trials over, 2 complete' and len(lines) == 2
-    assert lines[1].startswith(f'best: {best["trial"]}, map_at_r {float(best["map_at_r"]):.4f} with lr ')
-    assert before == {file: file.read_bytes() for file in (folder / 'study').rglob('*') if file.is_file()}
-    assert Hyperparameter_Search.main([*place, '--status', '--lr', '1']) == 2
-    assert '--status takes no flags of main.py' in capsys.readouterr().err
-
-    study = status.stored(Hyperparameter_Search.build().parse_known_args(place)[0])
-    trial = study.ask()                                            # as another worker does
-    scripts = folder / 'study' / 'trials'
-    (scripts / f'trial_{trial.number:04d}.sh').write_text(
-        (scripts / 'trial_0000.sh').read_text().replace('trial_0000', f'trial_{trial.number:04d}'))
-    text, is_done = status.table(study, folder / 'study')
-    assert not is_done and f'trial_{trial.number:04d}, running: ' in text and '2 runs: 2 waiting' in text
-    assert re.search(rf'trial_{trial.number:04d}_fold1_s1  waiting +-/2', text)
 
 
 def test_the_progress_of_a_trial_names_folds_and_epochs(flags, stub, monkeypatch):
