@@ -125,12 +125,6 @@ class Options:
             self.groups[name] = Options(given or {}, f'{self.places[name]}.{kind}')
         return self.groups[name]
 
-    def rest(self):
-        """Takes out all options that are left here: {name: value}."""
-        values = self.values
-        self.values = {}
-        return values
-
     def put(self, name, value, place):
         """Adds an option; `place` is its name in the files, where it has another one."""
         self.values[name] = value

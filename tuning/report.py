@@ -89,16 +89,7 @@ def plot(search, study):
         figure = axes.flat[0].figure
         figure.savefig(folder / f'{name}.png', dpi=150, bbox_inches='tight')
         matplotlib.pyplot.close(figure)
-    print(f'plots: {folder}' + ('' if len(several) > 1 else f' ({without_contours(search, study)})'))
-
-
-def without_contours(search, study):
-    """Why there are no plots of two flags."""
-    if len(search.tuned) == 1:
-        return 'contours and importances need two tuned flags'
-    n_finished, n_over = len(trials.finished(study)), sum(map(trials.is_counted, study.trials))
-    return ('contours and importances need finished trials with several values of two flags; '
-            f'{n_finished} of {n_over} trials finished')
+    print(f'plots: {folder}')
 
 
 def without_success(search, study):

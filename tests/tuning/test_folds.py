@@ -31,7 +31,7 @@ def test_hopeless_trials_are_pruned_epoch_by_epoch(pruner, rates, flags, stub):
 def test_a_search_with_real_runs_reproduces_the_best_setting(flags, tmp_path, capsys):
     """With cascaded embeddings; its reproductions are the members of an ensemble."""
     arguments = [*flags, '--tune', 'lr', '1e-4,1e-2', '--sampler', 'grid', '--workers', '2', '--reproductions', '1',
-                 '--cascade', '1', '--cascade_fractions', '0.5']
+                 '--n_epochs', '1', '--cascade', '1', '--cascade_fractions', '0.5']
     assert Hyperparameter_Search.main(arguments) == 0
     out = capsys.readouterr().out
     study = tmp_path / 'study'
