@@ -81,7 +81,7 @@ def usual_pipelines():
 
 
 def read_by_pillow(path):
-    return decoding.opened(path).convert('RGB')
+    return decoding.open_image(path).convert('RGB')
 
 
 def read_by_torchvision(path):

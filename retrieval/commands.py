@@ -181,7 +181,7 @@ def draw(file, queries, nearest, distances, said, transform):
 def tile(path, transform, text, colour):
     """(pixels [H, W, 3], colour of the frame, text) of a photo; white where the file is gone or broken."""
     try:
-        image = transform.pipeline(decoding.open_photo(path))
+        image = transform.pipeline(decoding.read_upright(path))
     except UserError:
         return np.full((1, 1, 3), 255, np.uint8), colour, f'{text} (not found)'
     return (image * 255).round().byte().permute(1, 2, 0).numpy(), colour, text
