@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluation
-from evaluation.ranking import draws, neighbours
+from evaluation.ranking import draws
 from tests.evaluation.test_cameras import in_roles
 from tests.helpers import folder_of, printed_metrics, rows_of
 
@@ -64,15 +64,6 @@ def test_a_draw_has_random_images_of_each_class():
         assert np.bincount(labels[found]).tolist() == [2, 1, 2] and (np.diff(found) > 0).all()
         seen[found] += 1
     np.testing.assert_allclose(seen / 3000, [1 / 2, 2 / 3, 2 / 3, 1 / 2, 1, 1 / 2, 2 / 3, 1 / 2], atol=.04)
-
-
-def test_scores_are_computed_once_for_all_draws(monkeypatch):
-    points, labels, calls = torch.randn(40, 4), np.arange(40) % 5, []
-    precise = neighbours.Search.precise_scores
-    monkeypatch.setattr(neighbours.Search, 'precise_scores',
-                        lambda search, rows: calls.extend(rows) or precise(search, rows))
-    evaluation.compute(NAMES, points, labels, draws=(20, 1))
-    assert sorted(calls) == list(range(40))
 
 
 def test_a_ranking_of_the_criterion_is_used():
