@@ -433,16 +433,9 @@ def test_a_metric_that_does_not_exist_is_refused_in_a_sentence(name, sentence):
         evaluation.parse(name)
 
 
-@pytest.mark.parametrize('metric, sentence', [
-    (Metric('rank', rank_metrics.precision_at_1), "needs is 'rank'; expected a key of SHARED: ranks, levels, clusters"),
-    (Metric('ranks', rank_metrics.precision_at_1, depth=10), 'depth is 10; expected a function of \\(n_positives\\)'),
-    (Metric('ranks', rank_metrics.recall_at), 'function must be a function of .ranks, n_positives.: missing a'),
-    (Metric('clusters', lambda: 0), 'function must be a function of \\(clusters\\): too many positional'),
-    (Metric('ranks', lambda ranks, n_positives: 0.), 'function returned an array .. for 30 queries; expected'),
-])
-def test_a_wrong_entry_of_the_registry_gets_a_sentence(metric, sentence, monkeypatch):
-    monkeypatch.setitem(evaluation.METRICS, 'own', metric)
-    with pytest.raises(UserError, match=f"evaluation/metrics.py: METRICS\\['own'\\]: {sentence}"):
+def test_a_metric_must_give_a_value_for_each_query(monkeypatch):
+    monkeypatch.setitem(evaluation.METRICS, 'own', Metric('ranks', lambda ranks, n_positives: 0.))
+    with pytest.raises(UserError, match=r"METRICS\['own'\]: function returned an array .. for 30 queries; expected"):
         evaluation.compute(['own'], torch.randn(30, 4), np.arange(30) % 5)
 
 

@@ -128,7 +128,7 @@ def test_the_comparison_finds_what_changed_beyond_seeds(evaluate, tmp_path):
     for flag in ('--markdown', '--latex', '--csv', '--rows', '--figures'):
         code, _, error = evaluate('--compare', *files, flag, tmp_path / 'new', source=['--digits', '2'])
         assert code == 2 and f'leave out {flag}' in error and not (tmp_path / 'new').exists()
-    assert 'Only in the old file: gone on cub200.' in out and 'Only in the new file: new on cub200.' in out
+    assert 'Only in the old file: gone on CUB200-2011.' in out and 'Only in the new file: new on' in out
     files[1] = written(tmp_path / 'third.csv', {'other': base})
     code, _, error = evaluate('--compare', *files, source=['--digits', '2'])
-    assert code == 2 and 'no group of a data set in common' in error
+    assert code == 2 and 'no group on a test set in common' in error
