@@ -151,9 +151,6 @@ def about(parser, word):
         shown = named if len(others) > MOST else others
         section(formatter, f'flags with "{word}"', shown)
         explained += shown
-    elif named and len(named) <= 3 and not own:
-        section(formatter, f'flags with "{word}" in their name', named)
-        explained += named
     rest = [option_name(action) for action in others if action not in explained]
     if rest:
         kind = 'other flags' if explained else 'flags'
