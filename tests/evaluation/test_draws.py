@@ -76,7 +76,7 @@ def test_a_ranking_of_the_criterion_is_used():
 def test_minp_by_hand():
     """Ranks 1 and 4 of 2 positives, rank 3 of a single one: (2 / 4 + 1 / 3) / 2."""
     ranks = np.array([[1., 4.], [3., np.inf]])
-    assert evaluation.metrics.retrieval.inverse_negative_penalty(ranks, np.array([2, 1])).tolist() == [1 / 2, 1 / 3]
+    assert evaluation.metrics.rank_metrics.inverse_negative_penalty(ranks, np.array([2, 1])).tolist() == [1 / 2, 1 / 3]
     points, labels, cameras = torch.arange(5.)[:, None], np.array([0, 0, 1, 0, 0]), np.array([1, 1, 1, 2, 3])
     pool = evaluation.Pool(points, labels, is_query=np.arange(5) == 0, cameras=cameras)
     found = evaluation.compute(['minp'], points, labels, pool=pool)          # the one of its camera is left out
