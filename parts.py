@@ -336,7 +336,7 @@ def start_from(opt, model):
     compared = parameters.flags_of_group('network') - {'start_from', 'weights', 'not_pretrained', 'embed_init',
                                                        'embed_lda_shrinkage', 'freeze'}
     own = vars(opt)
-    different = [f'--{name} {command_line.shown(before[name])} (here {command_line.shown(own[name])})'
+    different = [f'--{name} {command_line.text_of(before[name])} (here {command_line.text_of(own[name])})'
                  for name in sorted(compared & before.keys()) if before[name] is not None
                  and before[name] != command_line.as_list(own[name])]
     there = f'; it has {", ".join(different)}' if different else ''
@@ -493,7 +493,7 @@ def require_possible(opt, source, states):
     widths = {'embed_dim': opt.embed_dim, 'embed_layers': sum(opt.embed_layers), 'lora_rank': opt.lora_rank}
     for name, width in widths.items():
         if width > widest:
-            given = command_line.shown(getattr(opt, name))
+            given = command_line.text_of(getattr(opt, name))
             raise UserError(f'{source}: its weights do not fit the flags (--{name} {given}, but they have {widest:,} '
                             'rows or columns altogether)')
 

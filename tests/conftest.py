@@ -10,7 +10,6 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from PIL import EpsImagePlugin, Image
@@ -19,6 +18,7 @@ import main
 import parameters
 from architectures import ARCHITECTURES
 from batch_mining import BATCHMINERS
+from benchmarks.runs import draw_classes
 from criteria import CRITERIA
 from datasampler import SAMPLERS
 from datasets import DATASETS, features
@@ -68,7 +68,7 @@ REASONS = {'cuda': 'needs an NVIDIA GPU: make test-gpu', 'sim': 'needs a simulat
 LONGEST = ('test_training_step.py', 'test_reliability.py', 'test_processes.py', 'test_search.py', 'test_hubconf.py',
            'test_export.py', 'test_resume.py', 'test_main.py', 'test_edits.py', 'test_folds.py', 'test_rectangular.py',
            'test_features.py', 'test_optimize.py', 'test_ensembles.py', 'test_backends.py', 'test_docs.py',
-           'test_embedding.py', 'test_slurm.py', 'test_several_processes.py', 'test_auto_resume.py',
+           'test_embedding.py', 'test_several_processes.py', 'test_auto_resume.py',
            'test_extending.py')
 
 
@@ -147,18 +147,6 @@ def shared():
     if not SHARED.exists():
         pytest.skip(f'the development data {SHARED} are not here')
     return SHARED
-
-
-def draw_classes(folder, n_classes, n_images, side=24, seed=0):
-    """A folder per class: noisy copies of a pattern of its own."""
-    random = np.random.default_rng(seed)
-    for c in range(n_classes):
-        pattern = random.uniform(0, 255, (side, side, 3))
-        (folder / f'class_{c:02d}').mkdir(parents=True)
-        for i in range(n_images):
-            pixels = (pattern + random.normal(0, 60, pattern.shape)).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f'class_{c:02d}' / f'{i}.png')
-    return folder
 
 
 @pytest.fixture(scope='session')
