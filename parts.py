@@ -19,6 +19,7 @@ import parameters
 import training_step
 from architectures import batch_norm, embedding_layer, weights
 from datasets import features
+from evaluation.embedding import evaluation_batches
 from flags import command_line
 from optimization import moving_average
 from records import backends, checkpoint
@@ -27,7 +28,6 @@ from utilities import device, loss_sums, machine, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.files import cache_folder
 from utilities.image_size import sides, written
-from utilities.loading import evaluation_batches
 from utilities.namespace import changed, unnoted
 from utilities.randomness import preserved, seed_everything
 
@@ -336,7 +336,7 @@ def start_from(opt, model):
     compared = parameters.flags_of_group('network') - {'start_from', 'weights', 'not_pretrained', 'embed_init',
                                                        'embed_lda_shrinkage', 'freeze'}
     own = vars(opt)
-    different = [f'--{name} {command_line.shown(before[name])} (here {command_line.shown(own[name])})'
+    different = [f'--{name} {command_line.text_of(before[name])} (here {command_line.text_of(own[name])})'
                  for name in sorted(compared & before.keys()) if before[name] is not None
                  and before[name] != command_line.as_list(own[name])]
     there = f'; it has {", ".join(different)}' if different else ''
@@ -493,7 +493,7 @@ def require_possible(opt, source, states):
     widths = {'embed_dim': opt.embed_dim, 'embed_layers': sum(opt.embed_layers), 'lora_rank': opt.lora_rank}
     for name, width in widths.items():
         if width > widest:
-            given = command_line.shown(getattr(opt, name))
+            given = command_line.text_of(getattr(opt, name))
             raise UserError(f'{source}: its weights do not fit the flags (--{name} {given}, but they have {widest:,} '
                             'rows or columns altogether)')
 

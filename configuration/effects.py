@@ -2,7 +2,7 @@
 import sys
 
 import parameters
-from flags.command_line import shown
+from flags.command_line import text_of
 from utilities import namespace, processes
 
 BUILT = ('data', 'network')                                                    # groups of flags
@@ -20,7 +20,7 @@ def name_unread(opt, trained, evaluated):
     if evaluated and (trained or not opt.n_epochs):
         namespace.stop_noting()
     if found and processes.is_main():
-        named = ', '.join(f'--{name} {shown(value)}' for name, value in found.items())
+        named = ', '.join(f'--{name} {text_of(value)}' for name, value in found.items())
         print(f'Note: without effect in this run: {named}', file=sys.stderr)
 
 
@@ -50,5 +50,5 @@ def unreachable_schedules(opt, n_steps):
     """
     if not opt.n_epochs:
         return []
-    return [f'--n_epochs {opt.n_epochs} is too short for --{name} {shown(getattr(opt, name))}: {what}'
+    return [f'--n_epochs {opt.n_epochs} is too short for --{name} {text_of(getattr(opt, name))}: {what}'
             for name, (what, is_too_short) in parameters.flags_with('never').items() if is_too_short(opt, n_steps)]

@@ -130,7 +130,7 @@ class SizeOfImages(argparse.Action):
 
     def __call__(self, parser, namespace, values, option_string=None):
         if len(values) > 2:
-            raise argparse.ArgumentError(self, f'expected one number, or height and width, not {shown(values)}')
+            raise argparse.ArgumentError(self, f'expected one number, or height and width, not {text_of(values)}')
         size = values[0] if len({*values}) == 1 else values
         setattr(namespace, self.dest, size)
 
@@ -214,7 +214,7 @@ def flags_in_groups(parser, *titles):
 
 
 def read_config(parser, file, excluded=()):
-    """The flags and values of a YAML file, checked as in known()."""
+    """The flags and values of a YAML file, checked as in accepted_settings()."""
     try:
         settings = read_yaml(Path(file).read_text(encoding='utf-8')) or {}
     except OSError as error:
@@ -223,10 +223,10 @@ def read_config(parser, file, excluded=()):
         raise UserError(f'--config {file}: not a YAML file of flags: {error}') from None
     if not isinstance(settings, dict):
         raise UserError(f'--config {file}: expected lines of the form "flag: value"')
-    return known(parser, settings, f'--config {file}', excluded)
+    return accepted_settings(parser, settings, f'--config {file}', excluded)
 
 
-def known(parser, settings, where, excluded=()):
+def accepted_settings(parser, settings, where, excluded=()):
     """
     Returns `settings`, {flag: value}, if the command line would accept each of them; else raises UserError.
 
@@ -297,7 +297,7 @@ def as_list(value):
     return list(value) if isinstance(value, tuple) else value            # YAML has no tuples
 
 
-def shown(value):
+def text_of(value):
     return ' '.join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -11,6 +11,7 @@ import configuration
 import datasets
 import parts
 from datasets import decoding
+from datasets.loading import Loader
 from datasets.pipeline import Pipeline
 from evaluation.embedding import compared, embed_batch, network_id
 from flags import command_line
@@ -19,7 +20,6 @@ from utilities import stopping
 from utilities.device import is_gpu
 from utilities.errors import UserError
 from utilities.image_size import sides
-from utilities.loading import Loader
 from utilities.randomness import preserved
 
 SLACK = 0.01                 # by which floating-point images may leave [0, 1], as after a bicubic resizing
@@ -150,17 +150,17 @@ class Photos(torch.utils.data.Dataset):
     def __getitem__(self, index):
         image = self.images[index]
         if not command_line.is_text(str(image)):
-            return index, None, (f'{decoding.shown(image)}: names of images cannot hold bytes that are not UTF-8; '
-                                 'rename it')
+            return index, None, (f'{decoding.printable_path(image)}: names of images cannot hold bytes that are not '
+                                 'UTF-8; rename it')
         try:
             photo = self.opened(image)
-            return index, self.pipeline.load(photo, self.pipeline.sample(photo)), None
+            return index, self.pipeline.load(photo), None
         except UserError as error:
             return index, None, f'{image}: not a readable image ({decoding.decoding_reason(error.__context__)})'
 
     def opened(self, image):
         if not hasattr(image, 'getexif'):
-            return decoding.open_photo(image)
+            return decoding.read_upright(image)
         with decoding.named(image):
             return prepared(image)
 

@@ -42,7 +42,9 @@ def is_number(value):
 
 def numbers_in(value):
     """A number, a list of numbers or a text of numbers such as '0.16 1' as a list; None for anything else."""
-    values = value.split() if isinstance(value, str) else value if isinstance(value, list) else [value]
+    if isinstance(value, str):
+        value = value.split()
+    values = value if isinstance(value, list) else [value]
     try:
         values = [float(part) if isinstance(part, str) else part for part in values]
     except ValueError:
@@ -120,7 +122,8 @@ class Options:
     def arguments(self, name):
         """The Options that are the arguments of the class of an option, which is taken out."""
         if name not in self.groups:
-            kind, value = self.class_of(name), self.take(name, CLASS)
+            kind = self.class_of(name)
+            value = self.take(name, CLASS)
             given = value[kind] if isinstance(value, dict) else None
             self.groups[name] = Options(given or {}, f'{self.places[name]}.{kind}')
         return self.groups[name]

@@ -229,10 +229,11 @@ class UniqueKeys(YamlLoader):
     """Refuses a mapping in which a key occurs twice."""
 
     def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ValueError(f'line {node.start_mark.line + 1}: the key {key} occurs twice')
+        found = set()
+        for key, _ in node.value:
+            if str(key.value) in found:
+                raise ValueError(f'line {key.start_mark.line + 1}: the key {key.value} occurs twice')
+            found.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import datasampler
+from datasets.loading import TrainingLoader
 from tests.helpers import images_of, sampler_of
 from utilities.errors import UserError
-from utilities.loading import TrainingLoader
 
 SIZES = [7, 1, 12, 3, 9, 2]
 BY_CLASS = ['class_random', 'hierarchical', 'fid_batchmatch', 'disthist_batchmatch']
