@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from datasets import decoding
+from datasets.loading import workers
 from evaluation.protocol import collapse
 from retrieval import changes, loading, photos, review, search, server, unknown, vote
 from retrieval.index import Index
 from utilities import plotting, stopping
 from utilities.errors import UserError
 from utilities.files import require_writable, write_csv, write_text
-from utilities.loading import workers
 
 STDOUT = '-'                 # the standard output, in place of a file name
 NAMED = 3                    # number of images that cannot be read or found whose names are printed
@@ -173,8 +173,8 @@ def draw(file, queries, nearest, distances, said, transform):
         tiles += [tile(path, transform, f'{distance:.3f}', plotting.GREY)
                   for path, distance in zip(found[:N_COLUMNS], far, strict=False)]
         name = 'unknown' if answer.get('unknown') else answer.get('class')
-        title = plotting.plain(Path(photo).name, 60)
-        rows.append((f'{title} ({plotting.plain(name, 60)})' if name else title, tiles))
+        title = plotting.literal(Path(photo).name, 60)
+        rows.append((f'{title} ({plotting.literal(name, 60)})' if name else title, tiles))
     plotting.save(plotting.panel(rows), file)
 
 
