@@ -69,7 +69,7 @@ def planned(script):
             for run in plan.runs_of_script(script, skip_refused=True)]
 
 
-def work(arguments):
+def report(arguments):
     parser = build()
     opt = parser.parse_args(arguments)
     given = [f'--{name}' for name in ('metrics', 'select', 'select_by', 'per_metric', 'baseline', 'rows', 'compare',
@@ -86,7 +86,7 @@ def work(arguments):
 
 def main(arguments):
     """Returns the exit code: 0, 2 after a UserError, 130 after Ctrl-C."""
-    return exit_code('Result_Evaluations.py', lambda: work(arguments))
+    return exit_code('Result_Evaluations.py', lambda: report(arguments))
 
 
 if __name__ == '__main__':

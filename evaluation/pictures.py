@@ -105,7 +105,7 @@ def short(name, length=26):
     number, _, rest = name.partition('.')
     if number.isdigit() and rest:
         name = rest
-    return plotting.plain(name.replace('_', ' '), length)
+    return plotting.literal(name.replace('_', ' '), length)
 
 
 def sample_queries(embedded, seed, n_queries, n_neighbours):

@@ -165,8 +165,8 @@ def draw(file, queries, nearest, distances, said, transform):
         tiles += [tile(path, transform, f'{distance:.3f}', plotting.GREY)
                   for path, distance in zip(found[:N_COLUMNS], far, strict=False)]
         name = 'unknown' if answer.get('unknown') else answer.get('class')
-        title = plotting.plain(Path(photo).name, 60)
-        rows.append((f'{title} ({plotting.plain(name, 60)})' if name else title, tiles))
+        title = plotting.literal(Path(photo).name, 60)
+        rows.append((f'{title} ({plotting.literal(name, 60)})' if name else title, tiles))
     plotting.save(plotting.panel(rows), file)
 
 

@@ -104,7 +104,7 @@ def legend_above(axes):
             return
 
 
-def plain(text, length=None):
+def literal(text, length=None):
     """Text that a figure shows as it is, cut after `length` characters; two dollar signs would enclose a formula."""
     if length and len(text) > length:
         text = text[:length - 1] + '…'

@@ -74,8 +74,6 @@ def test_rows_of_all_epochs_are_the_runs_again(make, evaluate, rows_of_runs, tmp
         wanted = (tmp_path / 'table.md').read_text()
         assert evaluate(*metrics, *flags, source=['--runs', str(file)])[0] == 0
         assert (tmp_path / 'table.md').read_text() == wanted
-    code, out, _ = evaluate('--metrics', 'nmi', '--figures', tmp_path / 'f', source=['--runs', str(file)])
-    assert code == 0 and (tmp_path / 'f' / 'cub200_curves_test_nmi.png').is_file()
     last = rows_of_runs('last.csv')
     code, out, _ = evaluate('--compare', last, file, '--metrics', 'nmi', source=['--digits', '2'])
     assert code == 0 and '1 differences, 0 of them' in out and '0.00 ± 0.00 |' in out

@@ -101,13 +101,8 @@ def welch_freedom(one, n, other, m):
 
 @pytest.mark.parametrize('flags, reason', [
     ({'arch': 'resnet50_frozen'}, 'arch resnet50_frozen, published resnet50_frozen_normalize'),
-    ({'embed_dim': 64}, 'embed_dim 64, published 128'), ({'bs': 80}, 'bs 80, published 112'),
     ({'n_epochs': 100}, 'n_epochs 100, published 150'), ({'split_scheme': 'class_folds'}, 'published half'),
-    ({'use_tv_split': True}, 'use_tv_split True, published False'),
-    ({'eval_views': ['0.8', 'flip']}, 'published []'),
-    ({'input_size': 64}, 'input_size 64, published None'),
-    ({'not_pretrained': True}, 'not_pretrained True, published False'),
-    ({'label_noise': .2}, 'label_noise 0.2, published 0.0'), ({'freeze': 'stem'}, 'freeze stem, published none'),
+    ({'eval_views': ['0.8', 'flip']}, 'published []'), ({'label_noise': .2}, 'label_noise 0.2, published 0.0'),
     ({'reached': 80}, 'epoch 80 reached, published 150')])
 def test_a_run_under_another_protocol_has_the_reason_in_its_place(flags, reason, roth, evaluate, tmp_path):
     roth('CUB_MS', [.6], **flags)
@@ -175,7 +170,7 @@ def test_a_group_on_two_test_sets_has_a_row_for_each(roth, make, evaluate, tmp_p
     for ours in ('61.5 ± 0.7 | 2', '70.0 | 1'):
         assert f'| CUB MS R@1 | 62.8 ± 0.7 | {ours} |' in out
     for test in '12':
-        assert f'CUB200-2011 (test set {6 * test}). Published: ' in out
+        assert f'CUB200-2011 (test set {7 * test}). Published: ' in out
         assert f',cub200@{16 * test},' in (tmp_path / 't.csv').read_text()
 
 
