@@ -19,6 +19,7 @@ import parameters
 import training_step
 from architectures import batch_norm, embedding_layer, weights
 from datasets import features
+from evaluation.embedding import evaluation_batches
 from flags import command_line
 from optimization import moving_average
 from records import backends, checkpoint
@@ -27,7 +28,6 @@ from utilities import device, loss_sums, machine, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.files import cache_folder
 from utilities.image_size import sides, written
-from utilities.loading import evaluation_batches
 from utilities.namespace import changed, unnoted
 from utilities.randomness import preserved, seed_everything
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from datasets import decoding
+from datasets.loading import workers
 from evaluation.protocol import collapse
 from retrieval import changes, loading, photos, review, search, server, unknown, vote
 from retrieval.index import Index
 from utilities import plotting, stopping
 from utilities.errors import UserError
 from utilities.files import require_writable, write_csv, write_text
-from utilities.loading import workers
 
 STDOUT = '-'                 # the standard output, in place of a file name
 NAMED = 3                    # number of images that cannot be read or found whose names are printed

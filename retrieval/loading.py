@@ -10,6 +10,7 @@ import configuration
 import datasets
 import parts
 from datasets import decoding
+from datasets.loading import Loader
 from datasets.pipeline import Pipeline
 from evaluation.embedding import compared, embed_batch, network_id
 from flags import command_line
@@ -18,7 +19,6 @@ from utilities import stopping
 from utilities.device import is_gpu
 from utilities.errors import UserError
 from utilities.image_size import sides
-from utilities.loading import Loader
 from utilities.randomness import preserved
 
 SLACK = 0.01                 # by which floating-point images may leave [0, 1], as after a bicubic resizing

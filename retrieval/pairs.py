@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 import criteria
+from datasets.loading import workers
 from evaluation import rank_metrics
 from retrieval import loading, unknown
 from utilities import device, plotting
 from utilities.errors import UserError
 from utilities.files import require_writable, write_csv
-from utilities.loading import workers
 from utilities.text_tables import aligned
 
 RATES = 1e-3, 1e-2, 1e-1     # false-positive rates at which the true-positive rate is printed

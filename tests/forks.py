@@ -6,7 +6,6 @@ install() is for programs that tests/fork_server.py has forked itself, and that 
 import json
 import multiprocessing.forkserver
 import os
-import sys
 
 from launching import process
 from tests import fork_server
@@ -41,13 +40,6 @@ def install_processes(n):
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
     spares = [Spare() for _ in range(n)]
     subprocess_handler.Popen = lambda args, env, **options: spares.pop().become(args, env)
-
-
-def install_torchrun():
-    """As install(), and the torchrun of a run on several machines is a fork as well, and so are its processes."""
-    install()
-    process.new_process = lambda command, run, log: fork_server.start(
-        [command[0], f'{HERE}/torchrun.py', *command[3:]], log or sys.stdout, run.environment)
 
 
 class Spare(multiprocessing.get_context('fork').Process):

@@ -23,12 +23,12 @@ import datasampler
 import evaluation
 import parameters
 import retrieval
+from evaluation.embedding import network_input
 from records import checkpoint
 from retrieval import export
 from tests.criteria import cases
 from tests.helpers import after_training, folder_of, images_of, manual_seed, rows_of, sampler_of
 from training_step import TrainingStep
-from utilities.loading import network_input
 from utilities.loss_sums import Miner
 
 ROOT = Path(__file__).parents[1]
