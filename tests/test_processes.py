@@ -83,7 +83,7 @@ def once_begun(folder, remove=shutil.rmtree, **options):
 event_file_writer.RecordWriter = slow
 shutil.rmtree = once_begun
 """
-OF_NETWORK = 'main.work = actions.work'                  # the processes run Evaluate_Network.py
+OF_NETWORK = 'main.work = actions.carry_out'                  # the processes run Evaluate_Network.py
 
 
 def test_metrics_are_those_of_one_process(quick, tmp_path):
