@@ -13,11 +13,12 @@ from tests.blank.plots import MAIN
 
 HERE = os.path.dirname(__file__)
 NEW_PROGRAM = process.new_process
+SCRIPTS = {str(MAIN)}                                             # those that are forked
 
 
 def new_process(command, run, log):
-    """As process.new_process(), but a run of main.py is a fork."""
-    forked = fork_server.start(command, log, run.environment) if command[1] == str(MAIN) else None
+    """As process.new_process(), but a run of one of the SCRIPTS is a fork."""
+    forked = fork_server.start(command, log, run.environment) if command[1] in SCRIPTS else None
     return forked or NEW_PROGRAM(command, run, log)
 
 
