@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
 import datasets
-from datasets import base, boxes, decoding, pipeline, transforms
+from datasets import base, decoding, pipeline, transforms
 from datasets.loading import TrainingLoader, ignore_lost_connections
 from evaluation.embedding import evaluation_batches, network_input
 from tests.helpers import manual_seed
@@ -144,7 +144,7 @@ def test_batches_of_images_of_every_size_and_kind_are_exact(name, tmp_path, opt)
         assert torch.equal(found, reference(as_before(path))), path
 
 
-@pytest.mark.parametrize('name', ['base', 'mlrc', 'none'])
+@pytest.mark.parametrize('name', ['base', 'none'])
 def test_bicubic_images_are_those_of_torchvisions_transforms(name, photos, opt):
     pipelines = [transforms.select(opt(augmentation=name, interpolation=interpolation), 128)
                  for interpolation in ('bicubic', 'bilinear')]
@@ -220,17 +220,6 @@ def test_random_transforms_do_not_depend_on_workers(patterns, opt):
     assert all(torch.equal(*pair) for pair in zip(*epochs, strict=True))
     first, second, again = epochs[0]
     assert torch.equal(first, again) and not torch.equal(first, second) and not torch.equal(first[0], first[6])
-
-
-def test_without_data_workers_none_was_killed(patterns, opt, monkeypatch):
-    data = datasets.select(opt(dataset='folder', source_path=str(patterns)), 16).train
-
-    def read(source):
-        raise FileNotFoundError(2, 'No such file or directory', 'pixels')
-    monkeypatch.setattr(boxes, 'read_upright', read)
-    loader = TrainingLoader(opt(iterations_per_epoch=1, kernels=0), data, [[0]])
-    with pytest.raises(FileNotFoundError, match='pixels'):
-        next(iter(loader.epoch(1)))
 
 
 @pytest.mark.parametrize('message, is_lost', [
