@@ -51,7 +51,7 @@ def flags(parser):
     add('--picture', metavar='OUT.png', help='also draw the ROC curve; .png, .svg or .pdf')
 
 
-def work(opt):
+def verify(opt):
     if criteria.has_own_distance(opt):
         raise UserError(f'pairs: --loss {opt.loss} ranks by a distance of its own, which pairs does not know')
     for flag in ('rows', 'picture'):
