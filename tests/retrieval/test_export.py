@@ -60,7 +60,7 @@ def checkpoint_of(arch, flags, folder):
     return file
 
 
-@pytest.mark.parametrize('arch, suffix', zip(NETWORKS, ['.pt2', '.onnx'], strict=True))
+@pytest.mark.parametrize('arch, suffix', list(zip(NETWORKS, ['.pt2', '.onnx'], strict=True)))
 def test_the_file_gives_the_embeddings_of_the_network(arch, suffix, patterns, tmp_path, capsys, monkeypatch):
     if suffix == '.onnx':
         vision_transformer = pytest.importorskip('timm.models.vision_transformer')
