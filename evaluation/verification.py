@@ -50,8 +50,8 @@ class Pairs:
 
     def in_tiles(self, visit):
         """
-        Calls visit(rows, columns, similarities, same) in threads, for each tile on or above the diagonal; the others are
-        mirror images. rows, columns: slices; same: the indices in similarities.ravel() of the pairs of one class,
+        Calls visit(rows, columns, similarities, same) in threads, for each tile on or above the diagonal; the others
+        are mirror images. rows, columns: slices; same: the indices in similarities.ravel() of the pairs of one class,
         including each image with itself.
         """
         n = len(self.unit)
