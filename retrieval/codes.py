@@ -40,9 +40,10 @@ def divided(code, dim):
 
 def compare(opt):
     """Prints the table for the split of split_of_pictures() and writes it into the run folder."""
-    for code in opt.codes if not (opt.eval_features or opt.pca) else ():               # before the work
-        width, factory = divided(code, opt.embed_dim)
-        search.built(factory, width)
+    if not (opt.eval_features or opt.pca):                   # what faiss does not accept is said before the work
+        for code in opt.codes:
+            width, factory = divided(code, opt.embed_dim)
+            search.built(factory, width)
     built = parts.restore(opt, opt.evaluate)
     split = split_of_pictures(opt, built.data)
     file = containing_folder(opt.evaluate) / f'codes_{split}.csv'
@@ -74,7 +75,8 @@ def measure(code, asked, train):
     metrics; and the milliseconds per query when all are searched together. asked: a Search; train: [M, D] embeddings.
     """
     dim, factory = divided(code, train.shape[1])
-    gallery, queries = asked.gallery.numpy(), asked.queries.numpy()
+    gallery = asked.gallery.numpy()
+    queries = asked.queries.numpy()
     index = search.filled(factory, train[:, :dim], gallery[:, :dim])
     n_nearest = search.N_NEAREST + bool((asked.own >= 0).any())                        # with the query itself
     deep = min(max(n_nearest, int(asked.n_positives.max()) + 1), len(gallery))
