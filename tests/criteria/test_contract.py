@@ -23,18 +23,18 @@ def files_of(package):
 def test_forward_computes_the_documented_function(loss, opt, monkeypatch):
     """With every variant of its flags, with masks and triplets, and of references."""
     batch, labels = batch_of('three a class, unordered')
-    memory = {}
+    calls = [{}]
     if loss in cases.naming('references'):
-        memory = {'references': torch.cat([batch.detach().flip(0), batch.detach()]),
-                  'reference_labels': torch.cat([labels.flip(0), labels]), 'own': torch.arange(9) + 9}
+        calls.append({'references': torch.cat([batch.detach().flip(0), batch.detach()]),
+                      'reference_labels': torch.cat([labels.flip(0), labels]), 'own': torch.arange(9) + 9})
     built = [(case, way, cases.build(cases.flags_of(opt, *case), cases.every_triple if way == 'list' else None)[0])
              for case, way in WAYS if case[0] == loss]
-    before = [[cases.fast(criterion, batch, labels, **more).item() for more in ({}, memory)] for *_, criterion in built]
+    before = [[cases.fast(criterion, batch, labels, **more).item() for more in calls] for *_, criterion in built]
     function = getattr(criteria.CRITERIA[loss], f'{loss}_loss')
     monkeypatch.setattr(criteria.CRITERIA[loss], function.__name__,
                         lambda *arguments, **named: 3 * function(*arguments, **named))
     for values, (case, way, criterion) in zip(before, built, strict=True):
-        for value, more in zip(values, ({}, memory), strict=True):
+        for value, more in zip(values, calls, strict=True):
             assert cases.fast(criterion, batch, labels, **more).item() == 3 * value != 0, (case, way)
 
 

@@ -70,9 +70,9 @@ def test_classes_and_images_without_replacement_where_there_are_enough(by, opt):
 @pytest.mark.parametrize('by', ['class_random', 'hierarchical'])
 def test_classes_and_images_are_drawn_uniformly(by, opt):
     """So they are where super-classes are equally large."""
-    sampler = build(by, opt, [4] * 6, bs=4, samples_per_class=2, iterations_per_epoch=3000)
+    sampler = build(by, opt, [4] * 6, bs=4, samples_per_class=2, iterations_per_epoch=1000)
     counts = Counter(index for batch in sampler for index in batch)
-    expected = 3000 * 4 / 24
+    expected = 1000 * 4 / 24
     assert all(abs(counts[index] - expected) < 5 * expected ** .5 for index in range(24))
 
 
@@ -97,13 +97,13 @@ def test_data_cover_epoch_visits_every_class_once(n_classes, per_batch, opt):
 def test_full_random_draws_classes_uniformly_and_forces_a_positive(opt):
     sizes = [40, 4, 1, 15]
     image_list = images_of(sizes).image_list
-    sampler = build('full_random', opt, sizes, bs=3, iterations_per_epoch=4000)
+    sampler = build('full_random', opt, sizes, bs=3, iterations_per_epoch=1600)
     drawn = Counter()
     for *others, positive in sampler:
         drawn.update(image_list[index][1] for index in others)
         partners = [index for index in others if image_list[index][1] == image_list[positive][1]]
         assert partners and (set(partners) != {positive} or sizes[image_list[positive][1]] == 1)
-    assert all(abs(drawn[label] - 2000) < 5 * 2000 ** .5 for label in range(4))
+    assert all(abs(drawn[label] - 800) < 5 * 800 ** .5 for label in range(4))
 
 
 def test_image_random_is_uniform_over_images_and_repeats_none(opt):
@@ -150,11 +150,11 @@ def test_balanced_covers_all_images_with_as_many_classes_a_batch_as_fit(sizes, b
 def test_hierarchical_takes_few_superclasses_and_shares_evenly(opt):
     superclasses = ['a'] * 8 + ['b'] * 8 + ['c'] * 8 + ['d'] * 2
     sizes, drawn = [3] * 26, Counter()
-    for batch in build('hierarchical', opt, sizes, superclasses, bs=24, samples_per_class=3, iterations_per_epoch=2000):
+    for batch in build('hierarchical', opt, sizes, superclasses, bs=24, samples_per_class=3, iterations_per_epoch=600):
         shares = Counter(superclasses[label] for label in by_class(batch, images_of(sizes).image_list))
         assert sorted(shares.values()) == ([2, 6] if 'd' in shares else [4, 4])
         drawn.update(list(shares))
-    assert all(abs(drawn[name] - 1000) < 5 * 500 ** .5 for name in 'abcd')   # whatever their size
+    assert all(abs(drawn[name] - 300) < 5 * 150 ** .5 for name in 'abcd')   # whatever their size
     for batch in build('hierarchical', opt, sizes, superclasses, bs=66, samples_per_class=3, iterations_per_epoch=50):
         shares = Counter(superclasses[label] for label in by_class(batch, images_of(sizes).image_list))
         assert len(shares) >= 3 and sum(shares.values()) == 22               # two have too few classes
