@@ -54,7 +54,8 @@ def below(folders, exclude):
             continue
         if not folder.is_dir():
             raise UserError(f'--runs {folder}: there is no such folder')
-        places = [path for path in with_files_of_runs(folder) if not path.name.startswith('.')]
+        places = {path.parent for path in folder.rglob('*') if path.name in FILES}
+        places = [place for place in sorted(places) if not place.name.startswith('.')]
         found = [path for path in places if reading.is_run_folder(path)]
         runs += [reading.read(path) for path in found if read_too(path)]
         for path in places:
@@ -63,11 +64,6 @@ def below(folders, exclude):
                 print(f'Note: {path}: left out: it has files of a run, but no {" and no ".join(missing)}; copy it '
                       'again, or leave it out with --exclude', file=sys.stderr)
     return runs
-
-
-def with_files_of_runs(folder):
-    """The folders at or below `folder` that have a file that every run writes, sorted."""
-    return sorted({path.parent for path in folder.rglob('*') if path.name in FILES})
 
 
 def is_wanted(opt, dataset, name, where=''):
