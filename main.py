@@ -150,7 +150,7 @@ def train_epoch(opt, built, loader, epoch):
     built.call('start_epoch', epoch)
     trace = Trace(epoch, built.skipped_in_a_row)
     batches = loader.epoch(epoch)
-    bar = tqdm(loader.watched(batches, epoch), desc=f'epoch {epoch}', total=len(batches), leave=False, disable=None)
+    bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
         built.schedule.at(step)
         embeddings, scalars = built.step(images, labels, indices, step, epoch)
