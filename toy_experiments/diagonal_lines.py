@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 import evaluation
-from criteria.contrastive import contrastive_loss, pair_distances
+from criteria.contrastive import contrastive_loss
 from flags import command_line
 from reports.significance import t_interval
 from utilities.errors import UserError
@@ -73,7 +73,8 @@ def train(seed, p, n_steps, normalize, n_points=50, batch=64):
         chosen = torch.randperm(len(points))[:batch]
         embeddings = network(points[chosen])
         anchors, positives, negatives = triplets(labels[chosen], p).T
-        distances = pair_distances(embeddings, anchors.repeat(2), torch.cat([positives, negatives]))
+        differences = embeddings[anchors.repeat(2)] - embeddings[torch.cat([positives, negatives])]
+        distances = torch.linalg.vector_norm(differences, dim=1)
         positive = torch.arange(2 * batch) < batch
         optimizer.zero_grad()
         contrastive_loss(distances, positive, ~positive, pos_margin=0.0, neg_margin=1.0).backward()
