@@ -383,11 +383,6 @@ def test_a_wrapper_hands_on_the_distance_of_the_loss_inside_it(opt):
         assert torch.equal(one, other)
 
 
-def test_s2sd_around_losses_without_a_miner_takes_none(opt):
-    flags = opt(loss='s2sd', batch_mining='semihard', n_features=3, **SMALL)
-    assert criteria.select(flags, batch_mining.select(flags, criteria.takes_miner))
-
-
 # pytorch-metric-learning by name
 
 def test_a_loss_and_a_miner_of_pytorch_metric_learning_with_nested_arguments(opt):
