@@ -35,9 +35,7 @@ docs: .venv/installed .venv/installed-docs      ## build the documentation as a 
 	$(BIN)/zensical $(if $(SERVE),serve,build --clean --strict)
 
 regress: .venv/installed        ## train three methods for some minutes, and compare their metrics with those of an earlier version of the code
-	mkdir -p Training_Results
-	SECTIONS=regress SEEDS='0 1 2' ./studies/Study_Runs.sh --list --save_path Training_Results/regress > Training_Results/regress.sh
-	OMP_NUM_THREADS=1 $(BIN)/python Launch_Runs.py Training_Results/regress.sh --workers 2
+	OMP_NUM_THREADS=1 $(BIN)/python Launch_Runs.py run_scripts/Regress_Runs.sh --workers 2 -- --save_path Training_Results/regress
 	$(BIN)/python Result_Evaluations.py --runs Training_Results/regress --metrics e_recall@1 map_at_r nmi --rows Training_Results/regress.csv
 	$(BIN)/python Result_Evaluations.py --compare studies/rows/regress.csv Training_Results/regress.csv --metrics e_recall@1 map_at_r nmi
 

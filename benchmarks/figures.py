@@ -1,14 +1,22 @@
-"""Rows of benchmarks with the machine that measured them: as JSON files, and as Markdown tables of several machines."""
+"""Measures benchmarks in processes of their own; their rows as JSON files, and as tables of one or several machines."""
+import contextlib
 import json
 import os
 import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from utilities import files, text_tables
-from utilities.errors import UserError
+from benchmarks import Row
+from utilities import files, stopping, text_tables
+from utilities.errors import RunFailed, UserError
 from utilities.machine import processor
 
+ROOT = Path(__file__).parents[1]
 PEERS = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'pytorch-metric-learning')
 KEYS = ('benchmark', 'job', 'ours', 'peer', 'ratio', 'target', 'met')
 SETTINGS = ('OPENBLAS_CORETYPE', 'ATEN_CPU_CAPABILITY')   # the environment's choice of the kernels of numpy and torch
@@ -51,25 +59,72 @@ def read(path):
         raise UserError(f'{path}: not a file of python -m benchmarks --json ({error!r})') from error
 
 
-def write(path, of, rows):
-    """
-    Writes the machine `of` and the rows to a file. Rows of other benchmarks that the file already has are kept, if they
-    are from the same processor and device; else UserError.
-    """
-    check(path, of)
-    measured = {row['benchmark'] for row in rows}
-    others = [row for row in read(path)['rows'] if row['benchmark'] not in measured] if Path(path).exists() else []
-    files.write_text(path, json.dumps({'machine': of, 'rows': [*others, *rows]}, indent=1) + '\n')
+def print_rows(rows):
+    """Prints each Row as a line of JSON as soon as it is measured, for the process that has started this one."""
+    for row in rows:
+        print(json.dumps(row), flush=True)
 
 
-def check(path, of):
-    """Raises UserError if the file `path` cannot be written, or has rows of another processor or device."""
-    files.require_writable(Path(path), '--json')
-    if Path(path).exists():
-        before = read(path)['machine']
-        if (before['processor'], before['device']) != (of['processor'], of['device']):
-            raise UserError(f'--json {path}: has rows of {before["processor"]} {before["device"] or ""}; name another '
-                            f'file for {of["processor"]} {of["device"] or ""}')
+def rows_of(command, seconds):
+    """
+    Yields the Rows that a command prints. Raises RunFailed if it fails or exceeds these seconds, and UserError if it
+    ends with code 2. It is ended together with all processes that it has started.
+    """
+    code = None
+    end = time.monotonic() + seconds
+    with tempfile.NamedTemporaryFile('w') as out, open(out.name) as lines:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, process_group=0)
+        try:
+            while code is None and time.monotonic() < end:
+                stopping.sleep(stopping.POLL)
+                code = process.poll()
+                yield from (Row(*json.loads(line)) for line in lines.readlines() if line.startswith('["'))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code is None:
+        raise RunFailed(f'ended after {seconds} s')
+    if code:
+        raise (UserError if code == 2 else RunFailed)(f'its process ended with exit code {code}')
+
+
+def measure_all(benchmarks, of, path=None):
+    """
+    Prints the table of benchmarks, {name: (the command that prints its Rows, its limit in seconds)}, on the machine
+    `of`. Their rows are written to the file `path`, if there is one, as soon as they are measured.
+
+    Raises RunFailed in the end if a benchmark was not complete; the others are measured all the same.
+    """
+    if path:
+        files.require_writable(path, '--json')
+    rows = []
+    incomplete = []
+    began = time.monotonic()
+    for name, (command, seconds) in benchmarks.items():
+        print(f'[{time.monotonic() - began:.0f} s] {name}', file=sys.stderr, flush=True)
+        try:
+            for row in rows_of(command, seconds):
+                rows.append(as_record(name, row))
+                print(f'  {row.job}: {row.ours / row.peer:.2f}', file=sys.stderr, flush=True)
+                if path:
+                    files.write_text(path, json.dumps({'machine': of, 'rows': rows}, indent=1) + '\n')
+        except UserError:
+            print('  not measured', file=sys.stderr, flush=True)
+        except RunFailed as error:
+            print(f'  not complete: {error}', file=sys.stderr, flush=True)
+            incomplete.append(name)
+    print_table([{'machine': of, 'rows': rows}])
+    if incomplete:
+        raise RunFailed(f'{", ".join(incomplete)}: not complete')
+
+
+def print_table(found, names=()):
+    """Prints the machines and the table of results of read(). names: of their benchmarks; all if none is given."""
+    for one in found:
+        print(f'{described(one["machine"])}. Medians, in seconds where the job names no other unit.')
+        one['rows'] = [row for row in one['rows'] if not names or row['benchmark'] in names]
+    print(f'\n{markdown(found)}')
 
 
 def markdown(found):

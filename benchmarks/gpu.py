@@ -4,23 +4,17 @@ All benchmarks and tests that need a GPU, the most important first. Run this fir
 python -m benchmarks.gpu [PART ...] [--json FILE]
 python -m benchmarks.gpu --device cpu --quick     runs every part on the CPU at tiny sizes, to test this script
 
-Each part runs in its own process, which is ended after a time limit. Each row is printed and written as soon as it is
-measured. Times are wall-clock seconds between synchronisations. pytorch-metric-learning and faiss are compared if
-installed.
+Times are wall-clock seconds between synchronisations. pytorch-metric-learning and faiss are compared if installed.
 """
 import argparse
-import contextlib
 import csv
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import warnings
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -38,15 +32,11 @@ from utilities import errors, stopping
 from utilities.errors import RunFailed, UserError
 
 ROOT = Path(__file__).parents[1]
-LAST = 480                   # seconds after the start from which no further part begins
 COMPILING = 60               # seconds that compiling a step may take
-N_PROCESSES, RECALL = 2, 0.53
+N_PROCESSES = 2
+RECALL = 0.53
 METRICS = ['precision_at_1', 'r_precision', 'map_at_r', 'e_recall@10', 'e_recall@1000', 'mAP']
-SYNCHRONISED = 'called a synchronizing CUDA operation'               # torch's words
 TOLERANCE = 1e-6             # largest difference of a metric on the GPU from the CPU's
-# (loss, miner): how often the host waits in a step, by the list in docs/development.md
-WAITS = {('multisimilarity', 'none'): 0, ('proxyanchor', 'none'): 0, ('margin', 'distance'): 1,
-         ('triplet', 'semihard'): 1}
 
 
 def tests(run):
@@ -75,38 +65,6 @@ def steps(run):
     full = step.Case([*run.flags, '--tf32', 'false'])
     peer = median(step.measure({'step': full.step})['step'])
     yield Row(f"training step, {run.job}, PyTorch's precision; --tf32 false", ours, peer, 1.0)
-
-
-def waits(run):
-    """How often the host waits for the GPU in a step. One is added to both numbers, since most are 0."""
-    if run.device.type != 'cuda':
-        print('  on the CPU, nothing waits: no waits are counted', file=sys.stderr)
-    for (loss, miner), listed in WAITS.items():
-        case = step.Case([*run.flags, '--loss', loss, '--batch_mining', miner])
-        for _ in range(step.WARM_UP):                          # the first steps set up things
-            case.step()
-        with synchronisations(run.device) as found:
-            case.step()
-        yield Row(f'1 + waits of a step, {loss}, miner {miner}; 1 + those listed', 1 + len(found), 1 + listed, 1.0)
-
-
-@contextlib.contextmanager
-def synchronisations(device):
-    """
-    Yields a list that contains, after the block, the warnings of all synchronisations with the GPU; on the CPU, none.
-    The warning about the debug mode itself, which torch prints once, is left out.
-    """
-    found, on_gpu = [], device.type == 'cuda'
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter('always')
-        if on_gpu:
-            torch.cuda.set_sync_debug_mode('warn')
-        try:
-            yield found
-        finally:
-            if on_gpu:
-                torch.cuda.set_sync_debug_mode('default')
-    found += [str(warning.message) for warning in caught if SYNCHRONISED in str(warning.message)]
 
 
 def half(run):
@@ -154,47 +112,47 @@ def ranking(run):
     """Ranking on the GPU, beside AccuracyCalculator, faiss, and the CPU, which must give the same metrics."""
     for dim in run.dims:
         points, labels, _ = embeddings(*run.size, dim, RECALL)
-        moved, job, found = points.to(run.device), f'ranking, {len(points):,} x {dim}', {}
-        ours = timed(lambda: found.update(                                                     # noqa: B023
-            ours=evaluation.compute(METRICS, moved, labels, backend='torch')), 3)              # noqa: B023
+        moved = points.to(run.device)
+        job = f'ranking, {len(points):,} x {dim}'
+        ours, found = timed(partial(evaluation.compute, METRICS, moved, labels, backend='torch'), 3)
         for name, function in libraries(moved, labels).items():
-            yield Row(f'{job}; {name}', ours, timed(function), 0.5)
-        peer = timed(lambda: found.update(cpu=evaluation.compute(METRICS, points, labels)))    # noqa: B023
+            yield Row(f'{job}; {name}', ours, timed(function)[0], 0.5)
+        peer, expected = timed(partial(evaluation.compute, METRICS, points, labels))
         yield Row(f'{job}; on the CPU, {torch.get_num_threads()} threads', ours, peer, 1.0)
         for name in METRICS:
-            if abs(found['ours'][name] - found['cpu'][name]) > TOLERANCE:
-                raise RunFailed(f'{job}: {name} is {found["ours"][name]} on the GPU, {found["cpu"][name]} on the CPU')
+            if abs(found[name] - expected[name]) > TOLERANCE:
+                raise RunFailed(f'{job}: {name} is {found[name]} on the GPU, {expected[name]} on the CPU')
 
 
 def libraries(moved, labels):
     """The peers of benchmarks.evaluation, where both are installed."""
     try:
         return peers(moved, labels)
-    except ImportError:
-        print('faiss is not installed: ranking is not compared with faiss and pytorch-metric-learning', file=sys.stderr)
-    except UserError as error:
-        print(error, file=sys.stderr)
-    return {}
+    except (ImportError, UserError) as error:
+        print(f'ranking is not compared with faiss and pytorch-metric-learning: {error}', file=sys.stderr)
+        return {}
 
 
 def clusters(run):
     """k-means on the GPU, beside the CPU, which uses faiss if it is installed."""
     for dim in run.dims:
         points, labels, _ = embeddings(*run.size, dim, RECALL)
-        moved, k = points.to(run.device), int(labels.max()) + 1
-        ours = timed(lambda: clustering.kmeans_torch(moved, k, 0), 3)                          # noqa: B023
-        peer = timed(lambda: clustering.kmeans(points, k, 0))                                  # noqa: B023
+        k = int(labels.max()) + 1
+        ours, _ = timed(partial(clustering.kmeans_torch, points.to(run.device), k, 0), 3)
+        peer, _ = timed(partial(clustering.kmeans, points, k, 0))
         yield Row(f'k-means, {len(points):,} x {dim}; on the CPU, {torch.get_num_threads()} threads', ours, peer, 0.5)
 
 
 def timed(function, rounds=1):
-    """Median seconds of a call, as step.now() tells them, after a first call without timing if there are several."""
+    """(median seconds of a call, by step.now(); its result), after a call without timing if there are several."""
     taken = []
-    for _ in range(rounds + (rounds > 1)):
-        began = step.now()
+    if rounds > 1:
         function()
+    for _ in range(rounds):
+        began = step.now()
+        result = function()
         taken.append(step.now() - began)
-    return median(taken[-rounds:])
+    return median(taken), result
 
 
 def processes(run):
@@ -207,30 +165,19 @@ def processes(run):
 
 
 def compiled(run):
-    """How long compiling a step takes, at most COMPILING seconds; then the compiled step, beside the plain one."""
+    """How long compiling a step takes; then the compiled step, beside the plain one."""
     plain = step.Case(run.flags)
     began = time.monotonic()
-    limit = threading.Timer(COMPILING, end_compiling, [run.job])
-    limit.daemon = True
-    limit.start()
     case = step.Case([*run.flags, '--compile'])
     case.step()
-    limit.cancel()
     yield Row(f'compiling a training step, {run.job}; its limit', time.monotonic() - began, COMPILING, 1.0)
     seconds = step.measure({'compiled': case.step, 'plain': plain.step})
     yield Row(f'training step, {run.job}, --compile; without', *map(median, seconds.values()), 1.0)
 
 
-def end_compiling(job):
-    """Prints a row that says that compiling exceeded its limit, and ends this process."""
-    print_row(Row(f'compiling a training step, {job}, not done when ended; its limit', COMPILING + 1, COMPILING, 1.0))
-    os._exit(0)
-
-
 # {name: (generator of its Rows, time limit in seconds)}
-PARTS = {'tests': (tests, 250), 'step': (steps, 90), 'ranking': (ranking, 120), 'waits': (waits, 60),
-         'bfloat16': (half, 60), 'runs': (runs, 150), 'clusters': (clusters, 60), 'processes': (processes, 90),
-         'compile': (compiled, 120)}
+PARTS = {'tests': (tests, 250), 'step': (steps, 90), 'ranking': (ranking, 120), 'bfloat16': (half, 60),
+         'runs': (runs, 150), 'clusters': (clusters, 60), 'processes': (processes, 90), 'compile': (compiled, 120)}
 
 
 def prepare(options):
@@ -248,34 +195,6 @@ def prepare(options):
     return run
 
 
-def print_row(row):
-    """Prints a Row as a line of JSON, for the process that has started this one."""
-    print(json.dumps(row), flush=True)
-
-
-def measured(command, seconds):
-    """
-    Yields the Rows that a command prints. Raises RunFailed if it fails or exceeds these seconds, and UserError if it
-    ends with code 2. It is ended together with all processes that it has started.
-    """
-    code, end = None, time.monotonic() + seconds
-    with tempfile.NamedTemporaryFile('w') as out, open(out.name) as rows:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=out, start_new_session=True)
-        try:
-            while code is None and time.monotonic() < end:
-                stopping.sleep(stopping.POLL)
-                code = process.poll()
-                yield from (Row(*json.loads(line)) for line in rows.readlines())
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if code is None:
-        raise RunFailed(f'ended after {seconds} s')
-    if code:
-        raise (UserError if code == 2 else RunFailed)(f'its process ended with exit code {code}')
-
-
 def main(arguments):
     parser = argparse.ArgumentParser(prog='benchmarks.gpu', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -290,37 +209,13 @@ def main(arguments):
     run = prepare(options)
     if options.rows:
         stopping.end_with_parent()
-        for row in PARTS[options.parts[0]][0](run):
-            print_row(row)
-        return
+        part, = options.parts
+        return figures.print_rows(PARTS[part][0](run))
+    command = [sys.executable, '-m', 'benchmarks.gpu', '--rows', '--device', options.device]
+    command += ['--quick'] * options.quick
+    benchmarks = {f'gpu {part}': ([*command, part], PARTS[part][1]) for part in options.parts or PARTS}
     name = torch.cuda.get_device_name() if options.device == 'cuda' else None
-    machine = figures.machine(torch.get_num_threads(), name)
-    if options.json:
-        figures.check(options.json, machine)
-    rows, failed, began = [], [], time.monotonic()
-    for part in options.parts or PARTS:
-        passed = time.monotonic() - began
-        print(f'[{passed:.0f} s] {part}{" is not begun, since too little time is left" if passed > LAST else ""}',
-              file=sys.stderr, flush=True)
-        if passed > LAST:
-            failed.append(part)
-            continue
-        command = [sys.executable, '-m', 'benchmarks.gpu', part, '--rows', '--device', options.device]
-        try:
-            for row in measured(command + ['--quick'] * options.quick, PARTS[part][1]):
-                rows.append(figures.as_record(f'gpu {part}', row))
-                print(f'  {row.job}: {row.ours / row.peer:.2f}', file=sys.stderr, flush=True)
-                if options.json:
-                    figures.write(options.json, machine, [row for row in rows if row['benchmark'] == f'gpu {part}'])
-        except UserError:
-            print('  not measured', file=sys.stderr, flush=True)
-        except RunFailed as error:                             # the other parts are measured all the same
-            print(f'  not complete: {error}', file=sys.stderr, flush=True)
-            failed.append(part)
-    print(f'{figures.described(machine)}. Medians of wall-clock seconds where the job names no other unit.\n')
-    print(figures.markdown([{'machine': machine, 'rows': rows}]))
-    if failed:
-        raise RunFailed(f'{", ".join(failed)}: not complete')
+    figures.measure_all(benchmarks, figures.machine(torch.get_num_threads(), name), options.json)
 
 
 if __name__ == '__main__':

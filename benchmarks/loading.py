@@ -1,9 +1,7 @@
 """
 Images per second of one core, from the file to the batch, augmented by random crops and flips at 224 pixels, compared
-with the usual pipelines: Pillow with torchvision's transforms, old (v1) and new (v2), and with timm's; torchvision's
-decoder with v2. All run in turn in one process with one thread, on the same crops.
-
-The pipelines to compare with give normalised float32 images, except for one that gives uint8 images, as ours do.
+with the usual pipelines: Pillow with torchvision's transforms v2, and with timm's; torchvision's decoder with v2. All
+run in turn in one process with one thread, on the same crops. Ours gives uint8 images, the others normalised float32.
 
 OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.loading [--rounds 9]
 """
@@ -19,8 +17,7 @@ import PIL
 import timm
 import torch
 import torchvision
-import torchvision.transforms as v1
-from PIL import Image, ImageDraw
+from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.io import ImageReadMode, decode_image, read_file
 from torchvision.transforms import v2
@@ -32,8 +29,10 @@ from datasets import decoding
 from utilities.loading import Loader
 from utilities.text_tables import markdown
 
-SIZE, BATCH = 224, 16
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIZE = 224
+BATCH = 16
+MEAN = 0.485, 0.456, 0.406
+STD = 0.229, 0.224, 0.225
 
 
 def write_photos(folder, n_images, n_tiles, side):
@@ -49,17 +48,8 @@ def write_photos(folder, n_images, n_tiles, side):
         whole.save(folder / f'{i:03d}.jpg', quality=92)
 
 
-def write_drawings(folder, n_images):
-    """Black lines on white, of 105 x 105 pixels with 1 bit, as in Omniglot."""
-    random = np.random.default_rng(0)
-    for i in range(n_images):
-        drawing = Image.new('1', (105, 105), 1)
-        ImageDraw.Draw(drawing).line(random.integers(10, 95, 16).tolist(), fill=0, width=3)
-        drawing.save(folder / f'{i:03d}.png')
-
-
-KINDS = {'photos of 500 x 375': (write_photos, 48, 1, 500), 'photos of 2,000 x 1,500': (write_photos, 8, 2, 1000),
-         'drawings of 105 x 105': (write_drawings, 48)}
+# {name: number of images; number of tiles, and width of each}
+KINDS = {'photos of 500 x 375': (48, 1, 500), 'photos of 2,000 x 1,500': (8, 2, 1000)}
 TARGET = 1.1                                           # times as fast as the fastest of Pillow's pipelines
 
 
@@ -79,22 +69,15 @@ class Files(torch.utils.data.Dataset):
 
 
 def usual_pipelines():
-    """{name: function path -> image}, the pipelines to compare with. Only the last one returns uint8, as ours do."""
-    augment, normalise = [v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip()], v2.Normalize(MEAN, STD)
-    as_float = v2.ToDtype(torch.float32, scale=True)
-    of_pillow = {
-        'Pillow, v1': [v1.RandomResizedCrop(SIZE), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)],
-        'Pillow, v2': [*augment, v2.ToImage(), as_float, normalise],
-        'Pillow, timm': [timm.data.create_transform(SIZE, is_training=True, interpolation='bilinear',
-                                                    color_jitter=None)]}
-    of_torchvision = {'torchvision, v2 to float': [*augment, as_float, normalise], 'torchvision, v2, uint8': augment}
-
-    def load(read, transforms):
-        transform = v2.Compose(transforms)
-        return lambda path: transform(read(path))
-
-    return ({name: load(read_by_pillow, transforms) for name, transforms in of_pillow.items()}
-            | {name: load(read_by_torchvision, transforms) for name, transforms in of_torchvision.items()})
+    """{name: function path -> normalised float32 image}, the pipelines to compare with."""
+    augment = [v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip()]
+    normalise = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    of_timm = timm.data.create_transform(SIZE, is_training=True, interpolation='bilinear', color_jitter=None)
+    of_pillow = v2.Compose([*augment, v2.ToImage(), *normalise])
+    of_torchvision = v2.Compose([*augment, *normalise])
+    return {'Pillow, v2': lambda path: of_pillow(read_by_pillow(path)),
+            'Pillow, timm': lambda path: of_timm(read_by_pillow(path)),
+            'torchvision, v2': lambda path: of_torchvision(read_by_torchvision(path))}
 
 
 def read_by_pillow(path):
@@ -124,8 +107,7 @@ def measure(folder, kind, rounds):
     """{name: median processor time per image in seconds}. Each round has other crops, the same for all pipelines."""
     source = Path(folder) / kind
     (source / 'images' / 'class').mkdir(parents=True)
-    write, *arguments = KINDS[kind]
-    write(source / 'images' / 'class', *arguments)
+    write_photos(source / 'images' / 'class', *KINDS[kind])
     sets, batches = pipelines(source), []
     n_images = len(next(iter(sets.values())))
     functions = {name: partial(list, Loader(images, batch_sampler=batches)) for name, images in sets.items()}

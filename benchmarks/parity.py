@@ -11,14 +11,10 @@ conv4, unless the flags say otherwise). A network begins with random weights, an
 into the folder or into this checkout.
 """
 import argparse
-import contextlib
 import functools
 import importlib
 import importlib.util
-import os
 import re
-import runpy
-import signal
 import sys
 import tempfile
 import traceback
@@ -26,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.runs import ROOT, draw, fork, preload
+from benchmarks.runs import draw, forked, main_py, preload
 from utilities.errors import UserError, exit_code
 
 LIMIT = 300                                                           # seconds for one part
@@ -82,12 +78,10 @@ def without_downloads(folder):
 
 def train(package, file, flags, folder):
     """Trains with the part, as the script main.py does. folder: for what stands in place of a download."""
-    os.setsid()                                                       # data workers can be killed with this process
     sys.dont_write_bytecode = True
     without_downloads(folder)
     try:
-        sys.argv = [str(ROOT / 'main.py'), *FLAGS, *selecting(package, *register(package, file)), *flags]
-        runpy.run_path(sys.argv[0], run_name='__main__')
+        main_py([*FLAGS, *selecting(package, *register(package, file)), *flags])
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         print(f'{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})', file=sys.stderr)
@@ -96,15 +90,10 @@ def train(package, file, flags, folder):
 
 def outcome(*arguments):
     """None if the part trains, or a sentence about why it does not. arguments: as for train()."""
-    child = fork(functools.partial(train, *arguments))
-    try:
-        code = child.code(LIMIT)
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)                      # after Ctrl-C or too long a time
+    code, printed = forked(functools.partial(train, *arguments), LIMIT)
     if code is None:
         return f'it takes more than {LIMIT} seconds'
-    lines = [line for line in child.text.splitlines() if line.strip()] or [f'ended by {code}']
+    lines = [line for line in printed.splitlines() if line.strip()] or [f'ended by {code}']
     reason = next((line for line in lines if line.startswith('main.py: ')), lines[-1])
     return reason.removeprefix('main.py: error: ') if code else None
 

@@ -1,14 +1,13 @@
 """Images of a few classes, and runs as forks of a process that has imported the packages of a run. POSIX only."""
 import contextlib
 import importlib
+import multiprocessing
 import os
 import runpy
 import signal
 import sys
+import tempfile
 import threading
-import time
-import traceback
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -44,69 +43,35 @@ def preload():
             importlib.import_module(name)
 
 
-@dataclass
-class Child:
-    """A process that runs a script; its output comes through a pipe."""
-    pid: int
-    pipe: int
-    text: str = ''
-    ended: int | None = None
-
-    def code(self, limit):
-        """Returns the exit code (negative: the signal) once it has ended; None if it has not after `limit` seconds."""
-        deadline = time.monotonic() + limit
-        while self.ended is None and time.monotonic() < deadline:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.read()
-            if pid:
-                self.ended = os.waitstatus_to_exitcode(status)
-            else:
-                time.sleep(.005)
-        return self.ended
-
-    def read(self):
+def forked(work, limit):
+    """
+    Calls work() in a process forked from this one, after preload(). Returns its exit code, None if it had not ended
+    after `limit` seconds, and what it has printed.
+    """
+    with tempfile.TemporaryFile() as output:
+        process = multiprocessing.get_context('fork').Process(target=begin, args=[work, output.fileno()])
+        process.start()
         try:
-            while part := os.read(self.pipe, 1 << 16):
-                self.text += part.decode(errors='replace')
-        except BlockingIOError:
-            return
-
-    def __del__(self):
-        os.close(self.pipe)
-
-
-def start(arguments, script='main.py'):
-    """Runs a script with these arguments in a process forked from this one, after preload(); returns the Child."""
-    def work():
-        sys.argv = [str(ROOT / script), *map(str, arguments)]
-        runpy.run_path(sys.argv[0], run_name='__main__')
-
-    return fork(work)
-
-
-def fork(work):
-    """Calls work() in a process forked from this one; returns the Child."""
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    sys.stdout.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})           # until the child takes them
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            tqdm.set_lock(threading.RLock())      # the parent's stays locked if a fork is killed
-            os.dup2(writing, 1)
-            os.dup2(writing, 2)
-            stopping.install()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-            work()
-        except SystemExit as error:
-            code = error.code or 0
-        except BaseException:
-            traceback.print_exc()
+            process.join(limit)
+            code = process.exitcode
         finally:
-            sys.stdout.flush()
-            os._exit(code)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    os.close(writing)
-    return Child(pid, reading)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)                # with its data workers
+        output.seek(0)
+        return code, output.read().decode(errors='replace')
+
+
+def begin(work, output):
+    """Calls work() in the forked process, with its output in the open file `output`, and in a process group."""
+    os.setpgid(0, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    tqdm.set_lock(threading.RLock())                  # the parent's stays locked if a fork is killed
+    stopping.install()
+    work()
+
+
+def main_py(arguments):
+    """Executes main.py with these arguments in this process, as a script."""
+    sys.argv = [str(ROOT / 'main.py'), *map(str, arguments)]
+    runpy.run_path(sys.argv[0], run_name='__main__')

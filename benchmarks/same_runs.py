@@ -13,12 +13,13 @@ import os
 import shutil
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
 from batch_mining import BATCHMINERS
-from benchmarks.runs import draw, preload, start
+from benchmarks.runs import draw, forked, main_py, preload
 from criteria import CRITERIA
 from datasampler import SAMPLERS
 
@@ -76,18 +77,13 @@ def draw_images(folder):
 
 
 def train(folder, name, flags):
-    """Trains one run in a process of its own; returns the Child, which has ended."""
-    return ended([*TINY, *flags, '--source_path', folder, '--save_path', folder, '--group', name])
+    """Trains one run in a process of its own; returns its exit code and what it printed."""
+    arguments = [*TINY, *flags, '--source_path', folder, '--save_path', folder, '--group', name]
+    return forked(partial(main_py, arguments), LIMIT)
 
 
 def continue_run(run_folder):
-    return ended(['--resume', run_folder, '--n_epochs', '3'])
-
-
-def ended(arguments):
-    child = start(arguments)
-    child.code(LIMIT)
-    return child
+    return forked(partial(main_py, ['--resume', run_folder, '--n_epochs', '3']), LIMIT)
 
 
 def read_log(folder):
@@ -103,8 +99,9 @@ def record(folder):
     for name, flags in tqdm(runs().items()):
         if (folder / 'longer' / 'folder' / f'{name}_s1').exists():
             continue
-        if (child := train(folder, name, flags)).ended != 0:
-            print(f'{name}: {child.text[-800:]}')
+        code, printed = train(folder, name, flags)
+        if code != 0:
+            print(f'{name}: {printed[-800:]}')
             continue
         shutil.copytree(folder / 'folder' / f'{name}_s1', folder / 'longer' / 'folder' / f'{name}_s1')
         continue_run(folder / 'longer' / 'folder' / f'{name}_s1')
@@ -112,25 +109,28 @@ def record(folder):
 
 def compare(folder, names):
     """Trains every recorded run again, and continues a copy of each; prints those that differ."""
-    n_equal, different = 0, []
+    n_equal = 0
+    different = []
     with tempfile.TemporaryDirectory() as scratch:
         scratch = Path(scratch)
         draw_images(scratch)
         for name in tqdm(names):
             reference, flags = folder / 'folder' / f'{name}_s1', runs()[name]
-            new = train(scratch, name, flags)
+            _, of_new = train(scratch, name, flags)
             copy = scratch / 'continued' / 'folder' / f'{name}_s1'
             shutil.copytree(reference, copy)
-            continued = continue_run(copy)
-            pairs = {'new run': (new, reference, scratch / 'folder' / f'{name}_s1'),
-                     'continued': (continued, folder / 'longer' / 'folder' / f'{name}_s1', copy)}
-            for kind, (child, one, other) in pairs.items():
-                if (before := read_log(one)) == (after := read_log(other)):
+            _, of_continued = continue_run(copy)
+            pairs = {'new run': (of_new, reference, scratch / 'folder' / f'{name}_s1'),
+                     'continued': (of_continued, folder / 'longer' / 'folder' / f'{name}_s1', copy)}
+            for kind, (printed, one, other) in pairs.items():
+                before = read_log(one)
+                after = read_log(other)
+                if before == after:
                     n_equal += 1
                 else:
                     columns = sorted({column for a, b in zip(before, after or [], strict=False)
                                       for column in a.keys() | b.keys() if a.get(column) != b.get(column)})
-                    different.append(f'{name}, {kind}: {columns or "no rows"}\n{child.text[-800:]}')
+                    different.append(f'{name}, {kind}: {columns or "no rows"}\n{printed[-800:]}')
     print('\n'.join(different))
     print(f'{n_equal} equal, {len(different)} different')
     return bool(different)

@@ -1,23 +1,9 @@
 """
 The costs of the study of Musgrave et al., A Metric Learning Reality Check, ECCV 2020: 14 losses, 50 trials, 4 folds, 10
 reproductions, 3 data sets; in GPU-hours, memory and network traffic, for several numbers of GPUs. They are computed
-from costs that --measure measures on this machine's processor and from assumed figures of a GPU; all of these are
-flags.
+from costs that were measured on one core of a processor and from assumed figures of a GPU; all of these are flags.
 """
 import argparse
-import io
-import time
-
-import torch
-from torch.utils.flop_counter import FlopCounterMode
-
-import architectures
-import parameters
-from benchmarks.measure import median_times, peak_memory
-from criteria.multisimilarity import multisimilarity_loss
-from datasets import decoding, transforms
-from datasets.base import read_image
-from evaluation import compute
 
 # data set: validation images of a fold (a quarter of the training classes), and the epochs from one evaluation to the
 # next in configs/mlrc/
@@ -49,41 +35,7 @@ def build():
         add(name, default, help)
     parser.add_argument('--evaluated', nargs=2, type=int, metavar=('IMAGES', 'EVERY'),
                         help='print only the hours of one run on one GPU, which evaluates IMAGES every EVERY epochs')
-    parser.add_argument('--measure', metavar='IMAGE',
-                        help='measure the costs on this machine; IMAGE: a photo, loaded as a JPEG of 500 x 375 pixels')
     return parser
-
-
-def measure(opt):
-    """Prints the flags of measurable costs, with the values that are measured on this machine."""
-    torch.set_num_threads(1)
-    flags = parameters.build().parse_args(['--arch', 'bninception_frozen', '--not_pretrained', '--device', 'cpu',
-                                           '--augmentation', 'mlrc', '--input_size', '227'])
-    model = architectures.select(flags, architectures.select_backbone(flags)).to(memory_format=torch.channels_last)
-    model.train()
-    images = torch.rand(4, 3, 227, 227)
-
-    def step(n=4):
-        model(images[:n])[0].sum().backward()
-
-    with FlopCounterMode(display=False) as flops:
-        model(images[:1])
-    n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    labels, batch = torch.arange(8).repeat_interleave(4), torch.randn(32, 128)
-    loading = transforms.mlrc(227)[0]
-    pipeline = transforms.v2.Compose([*loading, *transforms.TO_TENSOR])
-    content = io.BytesIO()
-    with decoding.opened(opt.measure) as image:
-        image.convert('RGB').resize((500, 375)).save(content, 'JPEG', quality=90)
-    times = median_times({'step': step, 'loss': lambda: multisimilarity_loss(batch, labels),
-                          'load': lambda: pipeline(read_image(content))})
-    embeddings, classes = torch.randn(15000, 128), torch.arange(15000) // 5
-    began = time.process_time()
-    compute(['map_at_r', 'precision_at_1', 'r_precision'], embeddings, classes.numpy())
-    print(f'--gmac {flops.get_total_flops() / 2e9:.2f} --parameters {n_parameters / 1e6:.1f} '
-          f'--activations {(peak_memory(step) - peak_memory(lambda: step(1))) / 3e6:.0f} '
-          f'--cpu_train {times["step"] / 4:.3f} --cpu_decode {1e3 * times["load"]:.1f} '
-          f'--cpu_rank {time.process_time() - began:.2f}    (a loss of a batch of 32: {1e3 * times["loss"]:.2f} ms)')
 
 
 def run_costs(opt, n_val, eval_every, n_gpus):
@@ -108,8 +60,6 @@ def run_costs(opt, n_val, eval_every, n_gpus):
 
 def main():
     opt = build().parse_args()
-    if opt.measure:
-        return measure(opt)
     if opt.evaluated:
         print(f'{run_costs(opt, *opt.evaluated, 1)["hours"]:.2f} hours')
         return

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 import numpy as np
 import torch
 
-from evaluation import clustering, geometry, hierarchy, ranking, retrieval, verification
+from evaluation import clustering, geometry, hierarchy, rank_metrics, ranking, verification
 from evaluation.ranking import neighbours, precision
 from evaluation.ranking.arrays import take_rows
 from records import columns
@@ -41,21 +41,21 @@ class Metric:
 
 
 METRICS = {
-    'e_recall': Metric('ranks', retrieval.recall_at, int, depth=lambda n_positives, k: k),
-    'precision_at_1': Metric('ranks', retrieval.precision_at_1, depth=lambda n_positives: 1),
-    'r_precision': Metric('ranks', retrieval.r_precision, depth=lambda n_positives: n_positives),
-    'map_at_r': Metric('ranks', retrieval.map_at_r, depth=lambda n_positives: n_positives),
-    'mAP': Metric('ranks', retrieval.mean_average_precision(np.inf)),
-    'mAP_trapezoid': Metric('ranks', retrieval.trapezoidal_average_precision),
-    'mAP_1000': Metric('ranks', retrieval.mean_average_precision(1000), depth=lambda n_positives: 1000),
-    'mAP_lim': Metric('ranks', retrieval.mean_average_precision(1023), depth=lambda n_positives: 1023),
-    'mAP_c': Metric('ranks', retrieval.map_at_r, depth=lambda n_positives: n_positives),
-    'minp': Metric('ranks', retrieval.inverse_negative_penalty),
+    'e_recall': Metric('ranks', rank_metrics.recall_at, int, depth=lambda n_positives, k: k),
+    'precision_at_1': Metric('ranks', rank_metrics.precision_at_1, depth=lambda n_positives: 1),
+    'r_precision': Metric('ranks', rank_metrics.r_precision, depth=lambda n_positives: n_positives),
+    'map_at_r': Metric('ranks', rank_metrics.map_at_r, depth=lambda n_positives: n_positives),
+    'mAP': Metric('ranks', rank_metrics.mean_average_precision(np.inf)),
+    'mAP_trapezoid': Metric('ranks', rank_metrics.trapezoidal_average_precision),
+    'mAP_1000': Metric('ranks', rank_metrics.mean_average_precision(1000), depth=lambda n_positives: 1000),
+    'mAP_lim': Metric('ranks', rank_metrics.mean_average_precision(1023), depth=lambda n_positives: 1023),
+    'mAP_c': Metric('ranks', rank_metrics.map_at_r, depth=lambda n_positives: n_positives),
+    'minp': Metric('ranks', rank_metrics.inverse_negative_penalty),
     'h_ap': Metric('levels', hierarchy.h_ap),
     'asi': Metric('levels', hierarchy.asi),
     'ndcg': Metric('levels', hierarchy.ndcg),
-    'r_auroc': Metric('ranks', retrieval.precision_at_1, depth=lambda n_positives: 1, selects=False, is_fraction=False,
-                      summary=retrieval.auroc),
+    'r_auroc': Metric('ranks', rank_metrics.precision_at_1, depth=lambda n_positives: 1, summary=rank_metrics.auroc,
+                      selects=False, is_fraction=False),
     'nmi': Metric('clusters', clustering.nmi),
     'ami': Metric('clusters', clustering.ami),
     'f1': Metric('clusters', clustering.f1),
@@ -316,7 +316,7 @@ def summarised(metrics, per_image, job):
         values[name] = float(found[judged].mean()) if judged.any() else np.nan
         if job.n_bootstrap:
             low, high = columns.interval(name)
-            values[low], values[high] = retrieval.interval(
+            values[low], values[high] = rank_metrics.interval(
                 found[judged], job.pool.labels[judged], job.n_bootstrap, job.seed)
     return values
 

@@ -53,7 +53,7 @@ def start(run, more=(), python=()):
         found = ['--resume', str(folder)] if folder and '--auto_resume' not in more else []
         command = [sys.executable, *python, str(MAIN), *run.arguments, *more, *found]
         print(f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} {shlex.join(command)}', file=log, flush=True)
-        return opened(command, run, log)
+        return new_process(command, run, log)
 
 
 def join(run, more, python):
@@ -61,11 +61,12 @@ def join(run, more, python):
     folder = run.folder()
     if folder and reading.is_finished(folder):
         return None
-    return opened([sys.executable, *python, str(MAIN), *run.arguments, *more], run, None)
+    return new_process([sys.executable, *python, str(MAIN), *run.arguments, *more], run, None)
 
 
-def opened(command, run, log):
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+def new_process(command, run, log):
+    # a group, which Ctrl-C on a terminal does not reach, and not a session, for which nice is another scale
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
                             env={'PYTHONUNBUFFERED': '1'} | os.environ | run.environment)
 
 

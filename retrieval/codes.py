@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 import parts
-from evaluation import retrieval
+from evaluation import rank_metrics
 from evaluation.protocol import build_pool, embed_splits, note_collapse, split_of_pictures
 from evaluation.ranking.nearest_rows import exact
 from evaluation.ranking.neighbours import Search
@@ -19,7 +19,7 @@ from utilities.errors import UserError
 from utilities.files import require_writable, write_csv
 from utilities.text_tables import aligned
 
-METRICS = {'e_recall@1': retrieval.precision_at_1, 'map_at_r': retrieval.map_at_r}
+METRICS = {'e_recall@1': rank_metrics.precision_at_1, 'map_at_r': rank_metrics.map_at_r}
 WITHOUT = ('eval_level',)                                    # main.py's flags that it does not read
 
 

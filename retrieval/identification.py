@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation import retrieval
+from evaluation import rank_metrics
 from evaluation.ranking.arrays import chunks
 from evaluation.ranking.nearest import first, split_by_class
 from evaluation.ranking.neighbours import Search
@@ -52,7 +52,7 @@ class Answers:
 
 def auroc(answers):
     """The probability that a known query is more similar than an unknown one to its nearest image; ties count half."""
-    return retrieval.auroc(answers.similarity, answers.is_known)
+    return rank_metrics.auroc(answers.similarity, answers.is_known)
 
 
 def oscr(answers):
@@ -61,7 +61,7 @@ def oscr(answers):
     auroc(), but a known query whose nearest image is wrong is never accepted.
     """
     similarity = np.where(answers.is_known & ~answers.is_right, -np.inf, answers.similarity)
-    return retrieval.auroc(similarity, answers.is_known)
+    return rank_metrics.auroc(similarity, answers.is_known)
 
 
 def fpr_at_tpr(answers, rate):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import criteria
-from evaluation import retrieval
+from evaluation import rank_metrics
 from retrieval import loading, unknown
 from utilities import device, plotting
 from utilities.errors import UserError
@@ -209,7 +209,7 @@ def report(similarity, pairs, accuracies, n_images):
         lines.append(['accuracy', f'{values.mean():.4f} ± {error:.4f}  (standard error over the folds)'])
     else:
         lines.append(['accuracy', 'none: the threshold of a fold is chosen on the others, and there is one fold'])
-    lines += [['AUC', f'{retrieval.auroc(similarity, pairs.is_same):.4f}'],
+    lines += [['AUC', f'{rank_metrics.auroc(similarity, pairs.is_same):.4f}'],
               ['EER', f'{equal_error_rate(similarity, pairs.is_same):.4f}']]
     lines += [[f'TPR at FPR {rate:g}', f'{true_positive_rate(similarity, pairs.is_same, rate):.4f}'] for rate in RATES]
     head = (f'{len(similarity):,} pairs of {n_images:,} images in {len(values):,} folds, '

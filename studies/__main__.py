@@ -1,31 +1,24 @@
 """
-Writes the tables of the studies into their places in docs/results.md, studies/tables.md and README.md, and the picture
-of density against R@1, from the rows in studies/rows. The prose of the pages stands in the pages.
+Writes the tables of the study on photos into their places in docs/results.md and README.md, and the picture of density
+against R@1, from the rows in studies/rows. The prose of the pages stands in the pages.
 
 python -m studies
 """
 import sys
 from pathlib import Path
 
-from studies import methods, pages, photos
+from studies import pages, photos
 from utilities import errors
 from utilities.files import write_text
 
 ROOT = Path(__file__).parents[1]
-PAGES = ('docs/results.md', 'studies/tables.md', 'README.md')
+PAGES = ('docs/results.md', 'README.md')
 PICTURE = 'docs/pictures/photos_density.png'
-
-
-def tables(found):
-    """Returns {name: text} of all tables. found: {tier: photos.read()}."""
-    study = methods.read()
-    return photos.tables(found) | {'methods': methods.table(study), 'origins': methods.origins(study),
-                                   'tuned on folds': methods.tuned_table(study)}
 
 
 def main(root=ROOT):
     found = {tier: photos.read(tier) for tier in photos.TIERS}
-    made = tables(found)
+    made = photos.tables(found)
     for name in PAGES:
         write_text(root / name, pages.fill((root / name).read_text(encoding='utf-8'), made))
         print(name)

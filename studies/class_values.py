@@ -19,7 +19,7 @@ from tqdm import tqdm
 import configuration
 import evaluation
 import parts
-from evaluation import ranking, retrieval
+from evaluation import rank_metrics, ranking
 from records import reading
 from utilities import device, errors
 from utilities.errors import UserError
@@ -33,7 +33,7 @@ def class_means(part):
     """(MAP@R per test class [C], number of queries per class [C]) of the Embedded test split, by class number."""
     search, found = part.search(), np.full(len(part.images), np.nan)
     for queries, ranks in ranking.positive_ranks(search, search.n_positives):
-        found[search.query_index[queries]] = retrieval.map_at_r(ranks, search.n_positives[queries])
+        found[search.query_index[queries]] = rank_metrics.map_at_r(ranks, search.n_positives[queries])
     labels, judged = part.images.labels, ~np.isnan(found)
     sizes = np.bincount(labels[judged])
     return np.bincount(labels[judged], found[judged]) / sizes, sizes

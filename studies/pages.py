@@ -21,12 +21,6 @@ def rounded(value, sign='', digits=1):
     return f'{round(value, digits) + 0:{sign}.{digits}f}'                                # never -0.0
 
 
-def plus_minus(estimate, sign='', digits=1, tight=False):
-    """Returns '81.2 ± 0.3', the mean and half of the interval; the mean alone if there is no interval."""
-    mean, space = rounded(estimate.mean, sign, digits), '' if tight else ' '
-    return mean if math.isnan(estimate.half) else f'{mean}{space}±{space}{rounded(estimate.half, "", digits)}'
-
-
 def with_interval(estimate, digits=1):
     """Returns '+1.2 (0.4 to 2.0)'; '' for None."""
     return f'{rounded(estimate.mean, "+", digits)} ({span(estimate[1:], digits)})' if estimate else ''

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 
 from records.columns import Column
-from reports import final_rows
+from reports import final_rows, groups
 from studies import class_values, estimates
 from studies.pages import rounded, with_interval
 from utilities import plotting
@@ -32,6 +32,7 @@ def registered():
 def read(tier, rows=FOLDER / 'rows'):
     """
     The runs of a tier so far: {set: ({setting: {seed: Run}}, {setting: {seed: (MAP@R per class [C], n queries [C])}})}.
+    Raises UserError where runs on one set were evaluated on different test images.
     """
     file = rows / f'{TIERS[tier].lower()}.csv'
     found = {name: ({}, {}) for name in registered()['sets']}
@@ -41,6 +42,8 @@ def read(tier, rows=FOLDER / 'rows'):
         _, name, setting = group.split('_', 2)
         if name in found:                                     # other sets have no questions
             found[name][place].setdefault(setting, {})[seed] = content
+    for name, (runs, _) in found.items():
+        groups.require_one_test_set(name, [run for of_seeds in runs.values() for run in of_seeds.values()])
     return found
 
 

@@ -34,7 +34,7 @@ from utilities.machine import n_cores
 os.environ['WANDB_MODE'] = 'offline'
 os.environ |= {'KMP_DUPLICATE_LIB_OK': 'TRUE', 'KMP_INIT_AT_FORK': 'FALSE'}      # what the import of sklearn would set
 if helpers.fork_server:
-    process.opened = forks.opened
+    process.new_process = forks.new_process
 signal.signal(signal.SIGINT, signal.default_int_handler)      # in a script's background, processes start without it
 SHARED = Path(__file__).parents[2] / 'shared'
 plots.install()

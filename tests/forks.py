@@ -13,11 +13,11 @@ from tests import fork_server
 from tests.blank.plots import MAIN
 
 HERE = os.path.dirname(__file__)
-NEW_PROGRAM = process.opened
+NEW_PROGRAM = process.new_process
 
 
-def opened(command, run, log):
-    """As process.opened(), but a run of main.py is a fork."""
+def new_process(command, run, log):
+    """As process.new_process(), but a run of main.py is a fork."""
     forked = fork_server.start(command, log, run.environment) if command[1] == str(MAIN) else None
     return forked or NEW_PROGRAM(command, run, log)
 
@@ -31,7 +31,7 @@ def install(n_processes=0):
     if server._forkserver_address is None:
         return
     server.ensure_running = lambda: None
-    process.opened = opened
+    process.new_process = new_process
     if n_processes:
         install_processes(n_processes)
 
@@ -46,7 +46,7 @@ def install_processes(n):
 def install_torchrun():
     """As install(), and the torchrun of a run on several machines is a fork as well, and so are its processes."""
     install()
-    process.opened = lambda command, run, log: fork_server.start(
+    process.new_process = lambda command, run, log: fork_server.start(
         [command[0], f'{HERE}/torchrun.py', *command[3:]], log or sys.stdout, run.environment)
 
 

@@ -1,4 +1,4 @@
-"""Rows of benchmarks as files and tables of several machines; the ranked embeddings; the dry run of benchmarks.gpu."""
+"""Rows of benchmarks as files and tables of several machines; the ranked embeddings; the parts of benchmarks.gpu."""
 import argparse
 import contextlib
 import gc
@@ -18,17 +18,26 @@ import evaluation
 from benchmarks import Row, __main__, bare_loop, figures, gpu
 from benchmarks.embeddings import embeddings
 from evaluation.ranking import counting
-from tests import host_waits
-from tests.helpers import executed, executing, wait_for
+from tests.helpers import executing, wait_for
 from utilities import errors, stopping
 from utilities.errors import RunFailed, UserError
 
 ROWS = [Row('fast; slow', 1.0, 4.0, .5), Row('slow; fast', 3.0, 2.0, 1.1)]
 
 
-def written(path, benchmark='step', rows=ROWS, **changes):
-    figures.write(path, figures.machine(threads=1) | changes, [figures.as_record(benchmark, row) for row in rows])
-    return path
+@pytest.fixture
+def measured(monkeypatch):
+    """measured({benchmark: its Rows, or an error that follows the first row}): what benchmarks then measure."""
+    def rows_of(command, seconds, found):
+        rows = found[command[-1]]
+        yield from ROWS[:1] if isinstance(rows, Exception) else rows
+        if isinstance(rows, Exception):
+            raise rows
+
+    def make(found):
+        monkeypatch.setattr(stopping, 'install', lambda: None)
+        monkeypatch.setattr(figures, 'rows_of', lambda command, seconds: rows_of(command, seconds, found))
+    return make
 
 
 def cells(text):
@@ -37,39 +46,36 @@ def cells(text):
             if line.startswith('| ') and not line.startswith('| ---')][1:]
 
 
-def test_measured_rows_and_their_machine_come_back_from_the_file(tmp_path, capsys, monkeypatch):
+def test_measured_rows_and_their_machine_come_back_from_the_file(measured, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv('OPENBLAS_CORETYPE', 'Haswell')
     monkeypatch.delenv('ATEN_CPU_CAPABILITY', raising=False)
-    monkeypatch.setattr(__main__, 'run', lambda name: (ROWS, 1.0, 'complete'))
-    assert __main__.main(['step', '--json', str(tmp_path / 'a.json')]) == 0
-    shown = capsys.readouterr().out
+    measured({'step': ROWS})
+    __main__.main(['step', '--json', str(tmp_path / 'a.json')])
+    printed = capsys.readouterr().out
     found = json.loads((tmp_path / 'a.json').read_text())
     assert found['machine']['settings'] == {'OPENBLAS_CORETYPE': 'Haswell', 'ATEN_CPU_CAPABILITY': None}
     assert found['machine']['threads'] == 1 and found['machine']['versions']['torch'] in torch.__version__
     assert [[row[key] for key in ('benchmark', 'ratio', 'met')] for row in found['rows']] == [
         ['step', .25, True], ['step', 1.5, False]]
     __main__.main(['--table', str(tmp_path / 'a.json')])
-    assert cells(capsys.readouterr().out) == cells(shown) == [
+    assert cells(capsys.readouterr().out) == cells(printed) == [
         ['fast; slow', '1', '4', '0.25', '0.50', 'yes'], ['slow; fast', '3', '2', '1.50', '1.10', 'no']]
 
 
-def test_two_machines_stand_side_by_side_and_a_miss_on_either_is_marked(tmp_path, capsys):
-    here = written(tmp_path / 'here.json', rows=[*ROWS, Row('only here; x', 1., 1., 2.)], processor='A')
-    there = written(tmp_path / 'there.json', rows=[Row('fast; slow', 3., 4., .5), Row('slow; fast', 1., 1., 1.1)],
-                    processor='B', device='a GPU')
-    written(there, 'mining', [Row('mined; x', 1., 2., 1.)], processor='B', device='a GPU')
-    __main__.main(['--table', str(here), str(there)])
+def test_two_machines_stand_side_by_side_and_a_miss_on_either_is_marked(measured, tmp_path, capsys, monkeypatch):
+    here, there = str(tmp_path / 'here.json'), str(tmp_path / 'there.json')
+    measured({'step': [*ROWS, Row('only here; x', 1., 1., 2.)]})
+    __main__.main(['step', '--json', here])
+    measured({'step': [Row('fast; slow', 3., 4., .5), Row('slow; fast', 1., 1., 1.1)],
+              'mining': [Row('mined; x', 1., 2., 1.)]})
+    __main__.main(['step', 'mining', '--json', there])
+    capsys.readouterr()
+    __main__.main(['--table', here, there])
     assert cells(capsys.readouterr().out) == [
         ['fast; slow', '0.25', '**0.75**', '0.50', 'no'], ['slow; fast', '**1.50**', '1.00', '1.10', 'no'],
         ['only here; x', '1.00', '', '2.00', 'yes'], ['mined; x', '', '0.50', '1.00', 'yes']]
-    __main__.main(['mining', '--table', str(here), str(there)])
+    __main__.main(['mining', '--table', here, there])
     assert len(cells(capsys.readouterr().out)) == 1
-    written(here, 'step', [Row('again; x', 1., 1., 1.)], processor='A')
-    assert [row['job'] for row in figures.read(here)['rows']] == ['again; x']                # rows of a benchmark anew
-    assert [row['job'] for row in figures.read(written(here, 'mining', ROWS[:1], processor='A'))['rows']] == [
-        'again; x', 'fast; slow']
-    with pytest.raises(UserError, match='has rows of .*; name another file for another'):
-        written(here, processor='another')
 
 
 @pytest.mark.parametrize('text', ['', '[1]', '{"machine": {}, "rows": []}'])
@@ -79,21 +85,27 @@ def test_other_files_are_refused(text, tmp_path):
         figures.read(tmp_path / 'a.json')
 
 
+def test_a_benchmark_that_fails_leaves_the_others_and_ends_with_1(measured, capsys):
+    """Its rows until then count."""
+    measured({'step': RunFailed('ended after 90 s'), 'ranking': UserError('no'), 'clusters': ROWS[:1]})
+    arguments = ['--device', 'cpu', '--quick', 'step', 'ranking', 'clusters']
+    assert errors.exit_code('benchmarks.gpu', lambda: gpu.main(arguments)) == 1
+    out, err = capsys.readouterr()
+    assert out.count('fast; slow') == 3
+    assert 'ended after 90 s' in err and 'not measured' in err and 'the run failed: gpu step: not complete' in err
+
+
 @pytest.fixture
 def in_process(monkeypatch, run, tmp_path):
     """
-    Parts of benchmarks.gpu, and what they start, in this process; without the compiler, which takes a minute, faiss,
-    and a torch that looks for a GPU.
+    What parts of benchmarks.gpu start, in this process; without the compiler, which takes a minute, faiss, and a torch
+    that looks for a GPU.
     """
-    def measured(command, seconds):
-        options = argparse.Namespace(device='cpu', quick=True)
-        yield from (Row(*json.loads(json.dumps(row))) for row in gpu.PARTS[command[3]][0](gpu.prepare(options)))
-
     def launched(command, **options):
         for line in Path(command[2]).read_text().splitlines():
             assert run(*shlex.split(line)[2:], '--device', 'cpu') == 0
 
-    def plain(flags):
+    def bare_loop_here(flags):
         with contextlib.redirect_stdout(io.StringIO()) as out:
             bare_loop.main(flags)
         return json.loads(out.getvalue())
@@ -101,29 +113,23 @@ def in_process(monkeypatch, run, tmp_path):
     (tmp_path / 'torch.py').write_text('import argparse\n'
                                        'cuda, __version__ = argparse.Namespace(is_available=lambda: False), 2')
     monkeypatch.setenv('PYTHONPATH', str(tmp_path))
-    monkeypatch.setattr(gpu, 'measured', measured)
     monkeypatch.setattr(gpu.subprocess, 'run', launched)
-    monkeypatch.setattr(gpu.step, 'bare_loop', plain)
+    monkeypatch.setattr(gpu.step, 'bare_loop', bare_loop_here)
     monkeypatch.setattr(gpu.step, 'ROUNDS', 2)
     monkeypatch.setattr(torch, 'compile', lambda model, **options: model)
     monkeypatch.setattr(torch.multiprocessing, 'spawn', lambda work, arguments, n: work(0, *arguments))
     monkeypatch.setattr(gpu, 'N_PROCESSES', 1)
     monkeypatch.setitem(sys.modules, 'faiss', None)
     monkeypatch.setattr(gc, 'collect', lambda: 0)              # a second in a process of many tests
-    monkeypatch.setattr(stopping, 'install', lambda: None)
 
 
-def test_the_gpu_benchmark_has_rows_of_every_part_on_the_cpu(in_process, tmp_path, capfd):
-    gpu.main(['--device', 'cpu', '--quick', '--json', str(tmp_path / 'gpu.json')])
-    found = figures.read(tmp_path / 'gpu.json')['rows']
-    assert list(dict.fromkeys(row['benchmark'] for row in found)) == [f'gpu {part}' for part in gpu.PARTS]
-    assert list(gpu.PARTS)[:6] == ['tests', 'step', 'ranking', 'waits', 'bfloat16', 'runs']
-    assert list(gpu.PARTS)[-1] == 'compile'
-    assert all(row['ours'] > 0 and row['peer'] > 0 for row in found)
-    out, err = capfd.readouterr()
-    assert 'make test-gpu: skipped: it needs an NVIDIA GPU, and PyTorch 2 finds none' in err
-    assert len(cells(out[out.index('| job'):])) == len(found)
-    assert 'faiss is not installed: ranking is not compared with faiss' in err
+@pytest.mark.parametrize('part', gpu.PARTS)
+def test_each_part_of_the_gpu_benchmark_has_rows_on_the_cpu(part, in_process, capfd):
+    rows = [*gpu.PARTS[part][0](gpu.prepare(argparse.Namespace(device='cpu', quick=True)))]
+    assert rows and all(row.ours > 0 and row.peer > 0 for row in rows)
+    said = {'tests': 'make test-gpu: skipped: it needs an NVIDIA GPU, and PyTorch 2 finds none',
+            'ranking': 'ranking is not compared with faiss'}
+    assert said.get(part, '') in capfd.readouterr().err
 
 
 def test_the_bare_loop_sets_nothing_of_torchs(in_process):
@@ -133,23 +139,6 @@ def test_the_bare_loop_sets_nothing_of_torchs(in_process):
     before = settings()
     seconds, memory = gpu.step.bare_loop(['--device', 'cpu', '--bs', '8'])
     assert settings() == before and seconds > 0 and memory > 0
-
-
-def test_a_part_that_fails_leaves_the_others_and_ends_with_1(monkeypatch, capsys):
-    """Its rows until then count."""
-    def measured(command, seconds):
-        yield ROWS[0]
-        if command[3] == 'step':
-            raise RunFailed('ended after 90 s')
-        if command[3] == 'ranking':
-            raise UserError('no')
-    monkeypatch.setattr(stopping, 'install', lambda: None)
-    monkeypatch.setattr(gpu, 'measured', measured)
-    arguments = ['--device', 'cpu', '--quick', 'step', 'ranking', 'waits']
-    assert errors.exit_code('benchmarks.gpu', lambda: gpu.main(arguments)) == 1
-    out, err = capsys.readouterr()
-    assert out.count('fast; slow') == 3
-    assert 'ended after 90 s' in err and 'not measured' in err and 'the run failed: step: not complete' in err
 
 
 # Prints a row, and starts a process that would go on; argv[1]: what follows.
@@ -165,10 +154,10 @@ exec(sys.argv[1])
 @pytest.mark.parametrize('then, error, sentence', [
     ('pass', None, None), ('sys.exit(2)', UserError, 'exit code 2'), ('sys.exit(1)', RunFailed, 'exit code 1'),
     ('child.wait()', RunFailed, 'ended after 1 s')])
-def test_a_part_ends_at_its_limit_with_all_it_has_started(then, error, sentence):
+def test_a_benchmark_ends_at_its_limit_with_all_it_has_started(then, error, sentence):
     rows = []
     with pytest.raises(error, match=sentence) if error else contextlib.nullcontext():
-        for row in gpu.measured([sys.executable, '-c', PART, then], 1):
+        for row in figures.rows_of([sys.executable, '-c', PART, then], 1):
             rows.append(row)
     assert rows[0] == Row('a; b', 1, 2, 3)
     wait_for(lambda: not is_alive(rows[1].ours))
@@ -194,21 +183,11 @@ def test_sigterm_to_all_processes_ends_the_benchmark_while_a_part_compiles(tmp_p
     wait_for(lambda: not is_alive(int((tmp_path / 'begun').read_text())))
 
 
-def test_compiling_that_takes_too_long_ends_with_a_row_that_says_so(tmp_path):
-    code = ("import time\nfrom benchmarks import gpu\ngpu.COMPILING = 0.1\n"
-            "gpu.torch.compile = lambda *given, **options: time.sleep(60)\n"
-            "gpu.main(['--device', 'cpu', '--quick', 'compile', '--rows'])")
-    exit_code, out, errors = executed(tmp_path, code, seconds=50)
-    assert exit_code == 0, errors
-    row = Row(*json.loads(out.splitlines()[-1]))
-    assert 'not done when ended' in row.job and row.ours / row.peer > row.target
-
-
 def test_other_metrics_on_the_gpu_than_on_the_cpu_are_a_failure(monkeypatch):
     compute = gpu.evaluation.compute
     monkeypatch.setattr(gpu.evaluation, 'compute', lambda *given, **options: {
         name: value + ('backend' in options) for name, value in compute(*given, **options).items()})
-    run = gpu.prepare(gpu.argparse.Namespace(device='cpu', quick=True))
+    run = gpu.prepare(argparse.Namespace(device='cpu', quick=True))
     with pytest.raises(errors.RunFailed, match='precision_at_1 is .* on the GPU'):
         list(gpu.ranking(run))
 
@@ -217,11 +196,6 @@ def test_other_metrics_on_the_gpu_than_on_the_cpu_are_a_failure(monkeypatch):
 def test_without_a_gpu_a_sentence_says_so(capsys):
     assert errors.exit_code('benchmarks.gpu', lambda: gpu.main([])) == 2
     assert 'there is no NVIDIA GPU here' in capsys.readouterr().err
-
-
-def test_the_waits_of_the_gpu_benchmark_are_those_that_the_tests_list():
-    assert gpu.WAITS == {(loss, miner): len(host_waits.MINERS.get(miner, {})) + len(host_waits.LOSSES.get(loss, {}))
-                         for loss, miner in gpu.WAITS}
 
 
 def test_both_sets_of_embeddings_have_the_recall_and_only_one_has_classes_of_unequal_spread():

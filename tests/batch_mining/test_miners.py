@@ -9,11 +9,11 @@ import torch
 import batch_mining
 import criteria
 from batch_mining import all_pairs, easyhard, hard, lifted, multisimilarity, npair, semihard
-from benchmarks.gpu import synchronisations
 from tests.batch_mining import references
 from tests.batch_mining.batches import SHAPES, collapsed, grid, unit
 from tests.batch_mining.test_triplets import agrees
 from tests.helpers import examples_alone, flags_alone, published
+from tests.host_waits import synchronisations
 from utilities.errors import UserError
 
 MINERS = {name: module for name, module in batch_mining.BATCHMINERS.items() if module}
@@ -112,7 +112,7 @@ def test_embeddings_that_are_all_equal(name, miner):
 def test_at_most_one_synchronisation_on_a_gpu(miner):
     batch, labels = unit(32, dtype=torch.float32).cuda(), torch.arange(8).repeat_interleave(4).cuda()
     for _ in range(2):                                     # what is set up at the first call does not count
-        with synchronisations(batch.device) as found:
+        with synchronisations() as found:
             mined(miner, batch, labels)
     assert len(found) <= 1, found
 

@@ -1,10 +1,9 @@
-"""docs/losses.md and the study name every loss, with its source, miners and flags."""
+"""docs/losses.md names every loss, with its source, miners and flags."""
 import re
 from pathlib import Path
 
 import parameters
 from flags import command_line, method_flags
-from launching import script
 from tests.criteria.cases import PUBLISHED
 
 ROOT = Path(__file__).parents[2]
@@ -28,13 +27,6 @@ def test_the_units_of_the_margins_name_every_loss_that_has_one():
     with_margin = {loss for loss, module in PUBLISHED.items()
                    if any('margin' in name for name in method_flags.declared(module, ''))}
     assert stated.keys() == with_margin
-
-
-def test_the_study_of_the_results_trains_losses_of_the_registry():
-    lines = script.commands(ROOT / 'studies' / 'Study_Runs.sh')
-    sums = [words[words.index('--loss') + 1] for words in lines if '--loss' in words]
-    names = {name for names in sums for name in names.split('+')}
-    assert names <= set(PUBLISHED) and len(names) >= 39
 
 
 def test_it_names_no_flag_that_is_not_there():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluation
-from evaluation import clustering, geometry, metrics, protocol, retrieval, titles
+from evaluation import clustering, geometry, metrics, protocol, rank_metrics, titles
 from evaluation.metrics import Metric
 from evaluation.ranking import counting, neighbours, ranks, sorting
 from evaluation.ranking.nearest import nearest
@@ -222,10 +222,10 @@ def test_the_interval_resamples_classes():
     random = np.random.default_rng(0)
     labels = np.repeat(np.arange(50), 20)
     values = np.repeat(random.random(50), 20)                     # the same within a class
-    low, high = retrieval.interval(values, labels, 2000, seed=0)
+    low, high = rank_metrics.interval(values, labels, 2000, seed=0)
     expected = 1.96 * values.std() / 50 ** .5                     # of 50 independent classes, not 1,000 queries
     assert high - low == pytest.approx(2 * expected, rel=.1) and low < values.mean() < high
-    assert (low, high) == retrieval.interval(values, labels, 2000, seed=0)
+    assert (low, high) == rank_metrics.interval(values, labels, 2000, seed=0)
     found = evaluation.compute(['map_at_r', 'nmi'], torch.rand(30, 4), np.arange(30) % 5, n_bootstrap=50)
     assert list(found) == ['map_at_r', 'map_at_r_low', 'map_at_r_high', 'nmi']
     assert found['map_at_r_low'] <= found['map_at_r'] <= found['map_at_r_high']
@@ -275,7 +275,7 @@ def test_images_at_equal_distances_come_in_the_order_of_their_indices(backend):
 
 def test_an_average_precision_that_is_cut_is_over_the_positives_that_the_cut_can_hold():
     """mAP_1000 and mAP_lim of a class of more images than the cut, and of one of fewer."""
-    found = retrieval.average_precision(np.array([[1., 2, 4], [2, 3, np.inf]]), np.array([3, 2]), 2)
+    found = rank_metrics.average_precision(np.array([[1., 2, 4], [2, 3, np.inf]]), np.array([3, 2]), 2)
     assert found.tolist() == [(1 / 1 + 2 / 2) / 2, (1 / 2) / 2]
 
 
@@ -434,9 +434,9 @@ def test_a_metric_that_does_not_exist_is_refused_in_a_sentence(name, sentence):
 
 
 @pytest.mark.parametrize('metric, sentence', [
-    (Metric('rank', retrieval.precision_at_1), "needs is 'rank'; expected a key of SHARED: ranks, levels, clusters"),
-    (Metric('ranks', retrieval.precision_at_1, depth=10), 'depth is 10; expected a function of \\(n_positives\\)'),
-    (Metric('ranks', retrieval.recall_at), 'function must be a function of .ranks, n_positives.: missing a'),
+    (Metric('rank', rank_metrics.precision_at_1), "needs is 'rank'; expected a key of SHARED: ranks, levels, clusters"),
+    (Metric('ranks', rank_metrics.precision_at_1, depth=10), 'depth is 10; expected a function of \\(n_positives\\)'),
+    (Metric('ranks', rank_metrics.recall_at), 'function must be a function of .ranks, n_positives.: missing a'),
     (Metric('clusters', lambda: 0), 'function must be a function of \\(clusters\\): too many positional'),
     (Metric('ranks', lambda ranks, n_positives: 0.), 'function returned an array .. for 30 queries; expected'),
 ])

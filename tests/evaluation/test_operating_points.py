@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import evaluation
-from evaluation import retrieval, verification
+from evaluation import rank_metrics, verification
 
 A = np.array([[1, 0, 0], [.8, .6, 0], [.48, .6, .64], [0, .6, .8], [-.6, 0, .8], [.36, .48, -.8]])
 LABELS = np.array([0, 0, 1, 1, 2, 2])
@@ -128,7 +128,7 @@ def test_opis_is_defined_where_few_images_coincide(points, capsys):
 
 
 def test_r_auroc_equals_its_definition(points):
-    assert retrieval.auroc(-np.array([.6, .1, .5, .4, .4, .2]), np.array([1, 1, 1, 1, 0, 0])) == .3125
+    assert rank_metrics.auroc(-np.array([.6, .1, .5, .4, .4, .2]), np.array([1, 1, 1, 1, 0, 0])) == .3125
     embeddings, labels = points
     norms = np.round(np.random.default_rng(1).random(90), 1)                   # with ties
     for name, space in (('r_auroc', embeddings), ('c_r_auroc', torch.nn.functional.normalize(embeddings, dim=1))):

@@ -15,7 +15,8 @@ from tests.helpers import folder_of, rows_of, wait_for
 STUB = '''
 import json, os, pathlib, sys
 print(json.dumps({
-    'arguments': sys.argv[1:], 'session': os.getsid(0) == os.getpid(), 'folder': os.getcwd(),
+    'arguments': sys.argv[1:], 'group': os.getpgrp() == os.getpid(),
+    'session': os.getsid(0), 'folder': os.getcwd(),
     'key': os.environ.get('KEY'), 'input': os.path.samestat(os.fstat(0), os.stat(os.devnull)),
     'outputs': [os.path.samestat(os.fstat(stream), os.stat(os.environ['LOG'])) for stream in (1, 2)]}))
 if 'raise' in sys.argv:
@@ -44,10 +45,11 @@ def printed(run):
     return json.loads(next(line for line in reversed(process.lines_of_log(run)) if line.startswith('{')))
 
 
-def test_a_run_has_its_arguments_a_session_and_its_log(start):
+def test_a_run_has_its_arguments_a_group_and_its_log(start):
     run, begun = start('--group', 'g', '3', KEY='secret')
     assert begun.wait(timeout=60) == 3 == begun.returncode
-    assert printed(run) == {'arguments': ['--group', 'g', '3'], 'session': True, 'folder': os.getcwd(), 'key': 'secret',
+    assert printed(run) == {'arguments': ['--group', 'g', '3'], 'group': True,
+                            'session': os.getsid(0), 'folder': os.getcwd(), 'key': 'secret',
                             'input': True, 'outputs': [True, True]}
     lines = process.lines_of_log(run)
     assert 'secret' not in lines[1] and 'main.py --group' in lines[1]

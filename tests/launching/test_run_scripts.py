@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import Hyperparameter_Search
 import Launch_Runs
 import Result_Evaluations
 from launching import script
-from tuning import search
 
 ROOT = Path(__file__).parents[2]
 RUN_SCRIPTS = ROOT / 'run_scripts'
-STUDY = ROOT / 'studies' / 'Study_Runs.sh'
 SCRIPTS = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob('*_Runs.sh'), *ROOT.glob('*/*_Runs.sh'),
                                                             RUN_SCRIPTS / 'First_Results.sh'])
 
@@ -80,68 +77,6 @@ def test_the_runs_of_the_reality_check():
     assert len(seeds) == 4 * 14 * 4 and all(found == ['0'] for found in seeds.values())
     used = {file for line in script.commands(RUN_SCRIPTS / 'Reality_Check_Runs.sh') for file in line if '/' in file}
     assert used == {str(file.relative_to(ROOT)) for file in (ROOT / 'configs' / 'mlrc').rglob('*.yaml')}
-
-
-def budget(hours, **environment):
-    return subprocess.run(['bash', STUDY, '--list', '--budget', hours], capture_output=True, text=True,
-                          env=os.environ | environment)
-
-
-def test_a_budget_of_the_study_leaves_out_seeds_and_then_miners():
-    def of(done):
-        lines = [shlex.split(line) for line in done.stdout.splitlines()]
-        return {line[line.index('--seed') + 1] for line in lines}, {line[line.index('--group') + 1] for line in lines}
-
-    def hours(sections):
-        code = 'source "$0" --list > /dev/null; hours'
-        return float(subprocess.run(['bash', '-c', code, STUDY], capture_output=True, text=True,
-                                    env=os.environ | {'SECTIONS': sections}).stdout)
-
-    small = {'SECTIONS': 'miners samplers'}
-    whole, samplers = hours('miners samplers'), hours('samplers')
-    everything, fewer, fewest = (budget(f'{share * whole:.3f}', **small) for share in (1.01, .75, .5))
-    assert [done.returncode for done in (everything, fewer, fewest)] == [0, 0, 0]
-    assert of(everything)[0] == set('01234') and 'leaves out' not in everything.stderr
-    assert of(fewer) == (set('012'), of(everything)[1]) and 'leaves out the seeds 3 4.' in fewer.stderr
-    left_out = fewest.stderr.partition('leaves out the miners ')[2].partition('.')[0].split()
-    assert of(fewest)[0] == set('012') and 'random_distance' in left_out and 'distance' not in left_out
-    assert of(everything)[1] - of(fewest)[1] == {f'Omniglot_{loss}_{miner}' for loss in ('triplet', 'margin')
-                                                 for miner in left_out}
-    for done, limit in ((everything, 1.01 * whole), (fewer, .75 * whole), (fewest, .5 * whole)):
-        estimate = float(done.stderr.partition('The runs take about ')[2].partition(' hours on two threads')[0])
-        assert 0 < estimate <= limit + .005
-    none = budget(f'{samplers / 5:.3f}', **small)
-    assert none.returncode == 2 and not none.stdout and 'hours; choose fewer SECTIONS' in none.stderr
-    assert float(none.stderr.partition('exceed it by ')[2].split()[0]) == pytest.approx(samplers * .4, abs=.02)
-    assert 'expected a number of hours' in budget('many').stderr
-
-
-def test_a_run_of_the_study_is_listed_once_with_all_seeds_of_its_sections():
-    def runs(sections):
-        done = subprocess.run(['bash', STUDY, '--list'], capture_output=True, text=True, check=True,
-                              env=os.environ | {'SECTIONS': sections})
-        return re.findall(r'--group (\S+) --seed (\d)', done.stdout)
-
-    few, many = runs('methods'), runs('miners')                # of Omniglot_triplet_distance: three seeds and five
-    both = runs('methods miners')
-    assert len(both) == len(set(both)) and set(both) == {*few, *many}
-    assert ('Omniglot_triplet_distance', '4') in set(many) - set(few) and both[:len(few)] == few
-
-
-def test_the_searches_of_the_study(patterns, tmp_path):
-    """Their flags are those of a search, and their names are those of the study."""
-    listing = subprocess.run(['bash', STUDY.with_name('Study_Searches.sh'), '--list', '--device', 'cpu'],
-                             capture_output=True, text=True, env=os.environ | {'STUDIES': str(tmp_path)}).stdout
-    lines = [shlex.split(line) for line in listing.splitlines()]
-    groups = {Path(line[line.index('--study_path') + 1]).name for line in lines}
-    assert len(groups) == len(lines) == 8 and groups < set(groups_of('studies/Study_Runs.sh'))
-    for line in lines:
-        assert line[:2] == ['python', 'Hyperparameter_Search.py']
-        opt, others = Hyperparameter_Search.build().parse_known_args(line[2:])
-        others += ['--dataset', 'folder', '--source_path', str(patterns), '--split_scheme', 'class_folds']
-        found = search.parse(opt, others)
-        assert set(found.tuned) > {'lr'} and len(found.folds) == 2
-        assert all(flag == 'lr' or flag.startswith(f'loss_{found.main.loss}_') for flag in found.tuned)
 
 
 def test_baselines_stand_beside_trained_runs(quick, run, monkeypatch, tmp_path, capsys):

@@ -102,7 +102,7 @@ def test_ties_and_a_perfect_separation_against_loops():
         assert accuracies.mean() == pytest.approx(mean) and accuracies.std(ddof=1) / 2 == pytest.approx(error)
         assert pairs.equal_error_rate(values, is_same) == pytest.approx(eer)
         assert [pairs.true_positive_rate(values, is_same, rate) for rate in pairs.RATES] == pytest.approx(rates)
-        assert pairs.retrieval.auroc(values, is_same) == pytest.approx(auc)
+        assert pairs.rank_metrics.auroc(values, is_same) == pytest.approx(auc)
 
 
 LFW = """2\t2

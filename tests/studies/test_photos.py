@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 
 from studies import estimates, photos
+from utilities.errors import UserError
 
 LEVELS = {'Untrained': 9, 'Contrastive': 16, 'Triplet_Distance': 16.2, 'Triplet_Random': 13, 'Margin': 16,
           'Rho_Margin_40': 12, 'MS': 14, 'ProxyAnchor': 17, 'ArcFace': 15, 'DR_Triplet_0': 16, 'DR_Triplet': 16.1}
@@ -55,6 +56,14 @@ def values(rows):
         last = [line for line in csv.DictReader(opened) if line['epoch'] == '15']
     return {setting: [100 * float(line['test_map_at_r']) for line in last if line['group'] == f'Photos_birds_{setting}']
             for setting in LEVELS}
+
+
+def test_runs_on_other_test_images_have_no_mean(tmp_path):
+    lines = [{'dataset': 'folder', 'group': f'Photos_birds_{setting}', 'seed': 2, 'epoch': 15, 'test_map_at_r': .1,
+              'test_hash': of_images} for setting, of_images in (('MS', 'a'), ('Margin', 'b'))]
+    write(tmp_path / 'photos.csv', lines)
+    with pytest.raises(UserError, match='different test sets'):
+        photos.read('finetuned', tmp_path)
 
 
 def line_of(table, title, name='birds'):

@@ -1,5 +1,5 @@
 """
-Retrieval metrics, each a value per query, from the ranks of the query's positives.
+Metrics of retrieval, each a value per query, from the ranks of the query's positives.
 
 ranks [Q, R]: ascending, padded with inf. n_positives [Q]: at least 1. Definitions: Musgrave et al., A Metric Learning
 Reality Check, ECCV 2020, section 3.3, and Roth et al., ICML 2020, appendix.
