@@ -194,7 +194,7 @@ def finish_records(opt, embedded, split, records, state):
         print(f'  retrieved images: {panel}')
 
 
-def work(arguments):
+def carry_out(arguments):
     """Carries out a command line: a run, or the evaluation of a network that is trained already."""
     opt = configuration.parse(arguments)
     if opt.auto_resume and not opt.resume:
@@ -213,7 +213,7 @@ def main(arguments):
     """Returns the exit code: 0; 2 after a UserError; 1 for a failed run; 130 after Ctrl-C."""
     with errors.reported('main.py') as end, processes.together():
         sys.argv[1:] = run_folder.without_secrets(arguments, parameters.flags_with('secret'))    # for logging libraries
-        end.code = work(arguments) or 0
+        end.code = carry_out(arguments) or 0
     return end.code
 
 

@@ -305,8 +305,9 @@ def start_from(opt, model):
     try:
         load_trained('model', model, states)
     except (RuntimeError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[-1].strip()[:200]            # the first line only names the class
         raise UserError(f'--start_from {opt.start_from}: its weights do not fit the network of this run '
-                        f'({" ".join(str(error).split())[:200]})') from None
+                        f'({reason})') from None
     print(f'started from {checkpoint.find(opt.start_from)}, epoch {states["epoch"]}')
 
 

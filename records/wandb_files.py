@@ -28,27 +28,22 @@ def last_epoch(folder):
 
 
 def read_file(file):
-    """A .wandb file -> (its run record, config, history, exit code or None). Raises UserError where it is damaged."""
-    from google.protobuf.message import DecodeError
+    """A .wandb file -> (its run record, config, history, exit code or None)."""
     run = None
     config = {}
     history = []
     code = None
-    try:
-        for record in messages(file):
-            kind = record.WhichOneof('record_type')
-            if kind == 'run':
-                run = record.run
-                config |= items(record.run.config.update)
-            elif kind == 'config':
-                config |= items(record.config.update)
-            elif kind == 'history':
-                history.append({'_step': record.history.step.num} | items(record.history.item))
-            elif kind == 'exit':
-                code = record.exit.exit_code
-    except (DecodeError, ValueError, RecursionError) as error:
-        raise UserError(f'{file}: damaged ({" ".join(str(error).split())}); copy it again, or leave it out with '
-                        '--exclude') from None
+    for record in messages(file):
+        kind = record.WhichOneof('record_type')
+        if kind == 'run':
+            run = record.run
+            config |= items(record.run.config.update)
+        elif kind == 'config':
+            config |= items(record.config.update)
+        elif kind == 'history':
+            history.append({'_step': record.history.step.num} | items(record.history.item))
+        elif kind == 'exit':
+            code = record.exit.exit_code
     return run, config, history, code
 
 
@@ -77,14 +72,10 @@ def messages(file):
 
 
 def items(pairs):
-    """
-    Protocol buffer items of key and JSON value -> {key: value}; parts of nested values are left out. Raises ValueError
-    where the values are not JSON, or no text in UTF-8.
-    """
+    """Protocol buffer items of key and JSON value -> {key: value}; parts of nested values are left out."""
     found = {}
     for item in pairs:
         path = [item.key] if item.key else item.nested_key
         if len(path) == 1:
             found[path[0]] = json.loads(item.value_json)
-    json.dumps(found, ensure_ascii=False).encode()          # no halves of characters, which nothing can print
     return found
