@@ -40,11 +40,10 @@ def build():
     output('--csv', metavar='FILE', help='write the table with all digits, and every test')
     output('--rows', metavar='FILE',
            help="write a CSV file with a line per ensemble: its metrics, and its first network's command and versions")
-    command_line.add_completion(parser)
     return parser
 
 
-def work(arguments):
+def evaluate(arguments):
     opt = build().parse_args(arguments)
     if opt.weights and not opt.untrained:
         raise UserError('--weights goes with --untrained; a trained network has its weights in its run folder')
@@ -58,7 +57,7 @@ def work(arguments):
 
 def main(arguments):
     """Returns the exit code, as main.py's."""
-    return exit_code('Evaluate_Ensemble.py', lambda: work(arguments))
+    return exit_code('Evaluate_Ensemble.py', lambda: evaluate(arguments))
 
 
 if __name__ == '__main__':

@@ -26,40 +26,27 @@ def build():
         help='with --sampler grid: number of values of each range')
     add('--pruner', choices=['none', 'median', 'hyperband'], default='none',
         help='the method that stops unpromising trials early, by their validation scores so far')
-    add('--count_epoch_0', action='store_true',
-        help='count the score before training, too; by default a trial is scored by its best later epoch')
     add('--storage', metavar='URL',
         help='the database of the study, such as postgresql://HOST/NAME; by default an SQLite file in its folder')
     add('--study_name', help='name of the study in the database; by default the name of the folder')
     add('--reproductions', metavar='N', type=command_line.COUNT, default=0,
         help='number of new seeds with which the best setting is trained on all folds at the end')
-    add('--status', action='store_true',
-        help='print the progress of the search in --study_path, and do nothing else; no other flags are needed')
     add('--keep_checkpoints', action='store_true',
         help='keep the checkpoints of all trials; by default only the best trial keeps its own')
     slots.add_flags(parser)
-    command_line.add_completion(parser)
     return parser
 
 
-def work(opt, others):
-    from tuning import search, status  # import torch, which --help does not need
-    if opt.status:
-        if others:
-            raise errors.UserError(f'--status takes no flags of main.py: {" ".join(others)}')
-        return status.show(opt)
-    return search.run(opt, others)
+def run_search(arguments):
+    own, more = command_line.parted(arguments)
+    opt, others = build().parse_known_args(own)
+    from tuning import search  # imports torch, which --help does not need
+    return search.run(opt, [*others, *more])
 
 
 def main(arguments):
     """Returns the exit code: 0, 1 where a reproduction failed, 2 after a UserError, 130 after Ctrl-C."""
-    own, more = command_line.parted(arguments)
-
-    def parsed_work():
-        opt, others = build().parse_known_args(own)
-        return work(opt, [*others, *more])
-
-    return errors.exit_code('Hyperparameter_Search.py', parsed_work)
+    return errors.exit_code('Hyperparameter_Search.py', lambda: run_search(arguments))
 
 
 if __name__ == '__main__':

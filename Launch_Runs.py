@@ -43,7 +43,6 @@ def build():
     add('--memory', metavar='32GB', help="memory of each job; by default the cluster's own default")
     add('--slurm_args', nargs='+', metavar='NAME=VALUE', default=[],
         help='further options of sbatch, such as account=lab qos=long')
-    command_line.add_completion(parser)
     return parser
 
 
@@ -64,7 +63,7 @@ def refuse_unused(opt, parser):
         raise UserError(f'--{", --".join(sorted(unused))}: without effect {where}; leave it out')
 
 
-def work(opt, more):
+def launch(opt, more):
     """
     Lists, submits or trains the runs, as the flags say; returns the exit code of the runs, if any were trained.
 
@@ -92,7 +91,7 @@ def work(opt, more):
 def main(arguments):
     """Returns the exit code: 0, 1 where a run failed, 2 after a UserError, 130 after Ctrl-C."""
     own, more = command_line.parted(arguments)
-    return errors.exit_code('Launch_Runs.py', lambda: work(build().parse_args(own), more))
+    return errors.exit_code('Launch_Runs.py', lambda: launch(build().parse_args(own), more))
 
 
 if __name__ == '__main__':

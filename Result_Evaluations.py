@@ -59,7 +59,6 @@ def build():
            help='metrics of the correlation matrix, curves and bars; by default, the matrix has all common test '
                 'metrics')
     output('--format', choices=['png', 'pdf', 'svg'], default='png', help='file format of the figures')
-    command_line.add_completion(parser)
     return parser
 
 
@@ -70,7 +69,7 @@ def planned(script):
             for run in plan.runs_of_script(script, skip_refused=True)]
 
 
-def work(arguments):
+def report(arguments):
     parser = build()
     opt = parser.parse_args(arguments)
     given = [f'--{name}' for name in ('metrics', 'select', 'select_by', 'per_metric', 'baseline', 'rows', 'compare',
@@ -87,7 +86,7 @@ def work(arguments):
 
 def main(arguments):
     """Returns the exit code: 0, 2 after a UserError, 130 after Ctrl-C."""
-    return exit_code('Result_Evaluations.py', lambda: work(arguments))
+    return exit_code('Result_Evaluations.py', lambda: report(arguments))
 
 
 if __name__ == '__main__':

@@ -107,7 +107,6 @@ def build():
                                                           'only if it has been moved')
     for command in (index, query, add):
         add_machine(command)
-    command_line.add_completion(parser)
     return parser
 
 

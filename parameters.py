@@ -465,7 +465,6 @@ def build():
     """The parser of main.py, which nobody changes."""
     parser = Parser(prog='main.py', usage='main.py [FLAG ...]', epilog=EPILOG,
                     description='Trains an embedding network on some classes and evaluates it on unseen ones.')
-    command_line.add_completion(parser)
     for add in (run_parameters, name_parameters, data_parameters, network_parameters, length_parameters,
                 training_parameters, batch_creation_parameters, batch_mining_parameters, loss_parameters,
                 evaluation_parameters, record_parameters, machine_parameters):

@@ -67,7 +67,7 @@ def read_state_dict(name):
     file = next((Path(place) / file for file in FILES if (Path(place) / file).exists()), None)
     if file is None:
         raise UserError(f'--arch timm:{name}: there is no {" or ".join(FILES)} in this folder; give --weights FILE')
-    return weights.read_state_dict(file)
+    return weights.read_state_dict(file)[0]
 
 
 def converted(network, state):

@@ -26,8 +26,9 @@ def load(opt, name, backbone):
     them, from other names or another number of patches. Raises UserError if the weights are not available or do not
     fit.
     """
+    keys = ''
     if opt.weights:
-        state = read_state_dict(opt.weights, lambda state: has_names(state, backbone))
+        state, keys = read_state_dict(opt.weights, lambda state: find_prefix(state, backbone) is not None)
         source = f'--weights {opt.weights}'
     elif opt.not_pretrained:
         return
@@ -38,7 +39,6 @@ def load(opt, name, backbone):
         state, source = download(name, backbone), f'the pretrained weights of {name}'
     head = (*backbone.head, 'last_linear.')                  # the classifier's name in pretrainedmodels
     state, prefix, others = without_prefix(state, backbone)
-    state = {renamed(key, backbone.renamed): value for key, value in state.items()}
     own = backbone.network.state_dict()
     fit = {key for key in own if key in state and own[key].shape == state[key].shape}
     if backbone.converted and not fit == set(own) == {key for key in state if not key.startswith(head)}:
@@ -50,7 +50,7 @@ def load(opt, name, backbone):
     missing, foreign = backbone.network.load_state_dict(fitting, strict=False)
     missing = [key for key in missing if key not in misfits and not key.endswith('num_batches_tracked')]
     foreign = [key for key in foreign if not key.startswith(head)]
-    require_fit(f'{source}: they are not weights of {name}', missing, foreign, misfits)
+    require_fit(f'{source}: they are not weights of {name}', missing, foreign, misfits, keys)
     if prefix and processes.is_main():
         left = f'; other names are left out ({len(others)}, such as {others[0]})' if others else ''
         print(f'Note: {source}: the names begin with {prefix}, which is dropped{left}', file=sys.stderr)
@@ -62,33 +62,34 @@ def load_whole(network, path):
     the network, perhaps with one prefix. Raises UserError if it does not fit.
     """
     whole = Backbone(network, None)
-    state = read_state_dict(path, lambda state: has_names(state, whole), '--start_from')
+    state, keys = read_state_dict(path, lambda state: find_prefix(state, whole) is not None, '--start_from')
     state, prefix, _ = without_prefix(state, whole)
     own = network.state_dict()
     require_fit(f'--start_from {path}: its weights do not fit the network of this run (--weights takes those of a '
                 'backbone)', [key for key in own if key not in state],
                 [key for key in state if key not in own],
-                [key for key in own if key in state and own[key].shape != state[key].shape])
+                [key for key in own if key in state and own[key].shape != state[key].shape], keys)
     network.load_state_dict(state)
     print(f'started from {path}{f", without {prefix} before the names" if prefix else ""}')
 
 
-def require_fit(what, missing, foreign, misfits):
-    """Raises UserError, beginning with `what`, if weights are missing, are unknown or have other shapes."""
+def require_fit(what, missing, foreign, misfits, file_keys):
+    """
+    Raises UserError, beginning with `what`, if weights are missing, are unknown or have other shapes. file_keys: of the
+    file, as read_state_dict gives them.
+    """
     for problem, keys in (('lack', missing), ('also contain', foreign), ('have other shapes for', misfits)):
         if keys:
             raise UserError(f'{what}: they {problem} {", ".join(keys[:3])}'
-                            + (f' and {len(keys) - 3} more' if len(keys) > 3 else ''))
+                            + (f' and {len(keys) - 3} more' if len(keys) > 3 else '')
+                            + (f'; the file has the keys {file_keys}' if file_keys else ''))
 
 
-def has_names(state, backbone):
-    """Whether a state dict has at least half of the names of the network, under one prefix."""
-    counts = count_prefixes(state, backbone)
-    return max(counts.values(), default=0) >= len(backbone.network.state_dict()) / 2
-
-
-def count_prefixes(state, backbone):
-    """{prefix: number of the network's names that a state dict has with this prefix}"""
+def find_prefix(state, backbone):
+    """
+    The prefix, such as `model.` or `module.backbone.`, with which a state dict has most names of the network, and at
+    least half of them; the first of several. None if there is none.
+    """
     own = {*backbone.network.state_dict()}
     counts = Counter()
     for key in state:
@@ -96,7 +97,8 @@ def count_prefixes(state, backbone):
         for start in range(len(parts)):
             if renamed(unwrapped(parts[start:]), backbone.renamed) in own:
                 counts[''.join(f'{part}.' for part in parts[:start])] += 1
-    return counts
+    prefix = max(counts, key=lambda prefix: (counts[prefix], not prefix), default='')
+    return prefix if counts[prefix] >= len(own) / 2 else None
 
 
 def unwrapped(parts):
@@ -106,17 +108,14 @@ def unwrapped(parts):
 
 def without_prefix(state, backbone):
     """
-    Finds the prefix, such as `model.` or `module.backbone.`, with which a state dict has at least half of the names of
-    the network. Returns the entries with this prefix, whose names lose it and WRAPPERS; the prefix; and the names of
-    the other entries.
+    Returns the entries of a state dict under the network's prefix, by the names that they have in the network; the
+    prefix; and the names of the other entries. Without such a prefix, `module.` is dropped where all names have it.
     """
-    counts = count_prefixes(state, backbone)
-    prefix = max(counts, key=lambda prefix: (counts[prefix], not prefix), default='')      # the first of several
-    if not has_names(state, backbone):                       # other names, which the network's library may convert
+    prefix = find_prefix(state, backbone)
+    if prefix is None:                                       # other names, which the network's library may convert
         prefix = 'module.' if all(key.startswith('module.') for key in state) else ''
-        return {key.removeprefix(prefix): value for key, value in state.items()}, prefix, []
-    under = {unwrapped(key.removeprefix(prefix).split('.')): value for key, value in state.items()
-             if key.startswith(prefix)}
+    under = {renamed(unwrapped(key.removeprefix(prefix).split('.')), backbone.renamed): value
+             for key, value in state.items() if key.startswith(prefix)}
     return under, prefix, [key for key in state if not key.startswith(prefix)]
 
 
@@ -135,27 +134,27 @@ def renamed(key, prefixes):
     return re.sub(r'(denselayer\d+\.(?:norm|relu|conv))\.(?=[12]\.)', r'\1', key)
 
 
-def read_state_dict(path, fits=None, flag='--weights'):
+def read_state_dict(path, fits=bool, flag='--weights'):
     """
     The state dict in the file `path` (.pth, .pt or .safetensors), which may be a checkpoint of this program, of
-    Lightning, of the public code or of another program.
+    Lightning, of the public code or of another program; and the keys of the file as a text, '' where they are the names
+    of the weights.
 
     fits: function of a state dict: whether it has the names of the network; this chooses among several in the file.
     """
     content = read_file(path, flag)
     found = state_dicts(content)
-    usual = [name for name in USUAL_PLACES if name in found][:1]
-    fitting = [name for name, state in found.items() if fits and fits(state)]
-    if not usual or usual[0] not in fitting and fitting:
-        usual = fitting or [*found]
-    if len(usual) != 1:
-        which = 'none has the names of the network'
-        if fitting:
-            which = f'{", ".join(fitting)} all have the names of the network'
-        keys = f'the keys {", ".join(map(str, content))}' if isinstance(content, dict) else type(content).__name__
+    keys = shortened(', '.join(map(str, content)), 200) if isinstance(content, dict) else ''
+    fitting = [place for place, state in found.items() if fits(state)]
+    candidates = fitting or [*found]
+    chosen = [place for place in USUAL_PLACES if place in candidates][:1] or candidates
+    if len(chosen) != 1:
+        which = f'{", ".join(fitting)} all have' if fitting else 'none has'
+        has = f'the keys {keys}' if keys else type(content).__name__
         raise UserError(f'{flag} {path}: expected a state dict, a mapping from names to tensors, or one of them in a '
-                        f'mapping, but {which}; the file has {shortened(keys, 200)}')
-    return found[usual[0]]
+                        f'mapping, but {which} the names of the network; the file has {has}')
+    place, = chosen
+    return found[place], keys if place else ''
 
 
 def state_dicts(content, place=''):

@@ -71,11 +71,9 @@ def negative_weights(batch, same, lower_cutoff=0.5):
 def sample_weighted(weights, n=1):
     """
     Samples n columns from each row of `weights` [B, N], with replacement and with probability in proportion to their
-    weights: [B, n]. In a row of zeros, the columns are arbitrary.
-
-    A column of weight 0 is never sampled in other rows. This requires cumulative sums that do not change where a weight
-    is 0, as in float64, and in every type on the CPU, which adds one element after the other. MPS has no float64.
+    weights: [B, n]. In a row of zeros, the columns are arbitrary; in other rows, none of weight 0 is sampled.
     """
+    # cumulative sums must not change where a weight is 0: so they are in float64, which MPS lacks, and on the CPU
     exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
     total = cumulated[:, -1:]
@@ -83,14 +81,12 @@ def sample_weighted(weights, n=1):
     return torch.searchsorted(cumulated, threshold, right=True).clamp(max=weights.shape[1] - 1)
 
 
-def sample_uniform(mask, otherwise=None):
+def sample_uniform(mask):
     """
-    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by the row of `otherwise`; if
-    this is empty too, the column is N. Returns the columns and the numbers of candidates, two [B, 1].
+    Samples a column from each row of the mask [B, N], uniformly; in an empty row, the column is N. Returns the columns
+    and the numbers of candidates, two [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
-    if otherwise is not None:
-        count = torch.where(count[:, -1:] > 0, count, otherwise.cumsum(dim=1, dtype=torch.int32))
     total = count[:, -1:]
     k = (torch.rand(len(mask), 1, device=mask.device) * total).int()                 # 0 ... total − 1
     return torch.searchsorted(count, k, right=True), total

@@ -40,7 +40,8 @@ def semihard_triplets(batch, labels, margin=0.2, power=2):
     distances = distance_powers(batch, power)
     gap = distances - distances.gather(1, positive.clamp(max=len(labels) - 1))          # d_an^power − d_ap^power
     window = (gap > 0) & (gap < margin) & different
-    negative, n_negatives = sample_uniform(window, otherwise=different)
+    window = torch.where(window.any(dim=1, keepdim=True), window, different)
+    negative, n_negatives = sample_uniform(window)
     anchor = (n_positives * n_negatives).nonzero()[:, :1]
     return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 
@@ -55,14 +56,12 @@ def distance_powers(batch, power):
     return (norms[:, None] + norms - 2 * gram).clamp(min=0).pow(power / 2)
 
 
-def sample_uniform(mask, otherwise=None):
+def sample_uniform(mask):
     """
-    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by the row of `otherwise`; if
-    this is empty too, the column is N. Returns the columns and the numbers of candidates, two [B, 1].
+    Samples a column from each row of the mask [B, N], uniformly; in an empty row, the column is N. Returns the columns
+    and the numbers of candidates, two [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
-    if otherwise is not None:
-        count = torch.where(count[:, -1:] > 0, count, otherwise.cumsum(dim=1, dtype=torch.int32))
     total = count[:, -1:]
     k = (torch.rand(len(mask), 1, device=mask.device) * total).int()                 # 0 ... total − 1
     return torch.searchsorted(count, k, right=True), total

@@ -25,9 +25,10 @@ def softhard_triplets(batch, labels):
     similarity = similarities_in_rows(batch)
     farthest_positive = similarity.masked_fill(~positives, torch.inf).amin(dim=1, keepdim=True)
     nearest_negative = similarity.masked_fill(~different, -torch.inf).amax(dim=1, keepdim=True)
-    farther, nearer = similarity < nearest_negative, similarity > farthest_positive
-    positive, n_positives = sample_uniform(farther & positives, otherwise=positives)
-    negative, n_negatives = sample_uniform(nearer & different, otherwise=different)
+    farther = positives & (similarity < nearest_negative)
+    nearer = different & (similarity > farthest_positive)
+    positive, n_positives = sample_uniform(torch.where(farther.any(dim=1, keepdim=True), farther, positives))
+    negative, n_negatives = sample_uniform(torch.where(nearer.any(dim=1, keepdim=True), nearer, different))
     anchor = (n_positives * n_negatives).nonzero()[:, :1]
     return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 
@@ -41,14 +42,12 @@ def similarities_in_rows(batch):
         return gram - gram.diagonal() / 2
 
 
-def sample_uniform(mask, otherwise=None):
+def sample_uniform(mask):
     """
-    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by the row of `otherwise`; if
-    this is empty too, the column is N. Returns the columns and the numbers of candidates, two [B, 1].
+    Samples a column from each row of the mask [B, N], uniformly; in an empty row, the column is N. Returns the columns
+    and the numbers of candidates, two [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
-    if otherwise is not None:
-        count = torch.where(count[:, -1:] > 0, count, otherwise.cumsum(dim=1, dtype=torch.int32))
     total = count[:, -1:]
     k = (torch.rand(len(mask), 1, device=mask.device) * total).int()                 # 0 ... total − 1
     return torch.searchsorted(count, k, right=True), total

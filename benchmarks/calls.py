@@ -20,7 +20,8 @@ PLAIN = [*TINY, '--loss', 'triplet', '--batch_mining', 'semihard', '--n_epochs',
 
 def called(arguments):
     """{file: names of its functions that main.py calls}, for the files of this project."""
-    root, found = str(ROOT), collections.defaultdict(set)
+    root = str(ROOT)
+    found = collections.defaultdict(set)
     main = runpy.run_path(str(ROOT / 'main.py'))['main']
 
     def note(frame, event, argument):

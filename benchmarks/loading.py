@@ -37,12 +37,15 @@ STD = 0.229, 0.224, 0.225
 
 def write_photos(folder, n_images, n_tiles, side):
     """Files of n_tiles x n_tiles random parts of scikit-learn's two photos, each scaled to `side` x 3/4 `side`."""
-    random, photos = np.random.default_rng(0), [Image.fromarray(photo) for photo in load_sample_images().images]
+    random = np.random.default_rng(0)
+    photos = [Image.fromarray(photo) for photo in load_sample_images().images]
     for i in range(n_images):
         whole = Image.new('RGB', (side * n_tiles, side * 3 // 4 * n_tiles))
         for tile in range(n_tiles ** 2):
-            photo, width = photos[random.integers(2)], int(random.integers(400, 560))
-            left, top = random.integers(640 - width + 1), random.integers(427 - width * 3 // 4 + 1)
+            photo = photos[random.integers(2)]
+            width = int(random.integers(400, 560))
+            left = random.integers(640 - width + 1)
+            top = random.integers(427 - width * 3 // 4 + 1)
             part = photo.resize((side, side * 3 // 4), box=(left, top, left + width, top + width * 3 // 4))
             whole.paste(part, (side * (tile % n_tiles), side * 3 // 4 * (tile // n_tiles)))
         whole.save(folder / f'{i:03d}.jpg', quality=92)
@@ -57,7 +60,8 @@ class Files(torch.utils.data.Dataset):
     """A data set of the usual kind: files, and a function that loads one, here with the crop that belongs to a seed."""
 
     def __init__(self, paths, load):
-        self.paths, self.load = paths, load
+        self.paths = paths
+        self.load = load
 
     def __len__(self):
         return len(self.paths)
@@ -81,7 +85,7 @@ def usual_pipelines():
 
 
 def read_by_pillow(path):
-    return decoding.opened(path).convert('RGB')
+    return decoding.open_image(path).convert('RGB')
 
 
 def read_by_torchvision(path):
@@ -108,7 +112,8 @@ def measure(folder, kind, rounds):
     source = Path(folder) / kind
     (source / 'images' / 'class').mkdir(parents=True)
     write_photos(source / 'images' / 'class', *KINDS[kind])
-    sets, batches = pipelines(source), []
+    sets = pipelines(source)
+    batches = []
     n_images = len(next(iter(sets.values())))
     functions = {name: partial(list, Loader(images, batch_sampler=batches)) for name, images in sets.items()}
     times = {name: [] for name in functions}

@@ -25,7 +25,8 @@ from utilities.text_tables import markdown
 
 SIZES = {112: 2, 512: 4, 2048: 4}                         # batch size: images of each class
 DIMS = (128, 512)                                         # default dimensions
-REPEATS, BUDGET = 15, 4.0
+REPEATS = 15
+BUDGET = 4.0
 N_FEATURES = 2048                                         # number of features of the backbone
 CRITERIA = criteria.CRITERIA
 
@@ -102,7 +103,8 @@ def snr_contrastive(library, n_classes, dim):
 
 
 def multisimilarity(library, n_classes, dim):
-    loss, miner = library.losses.MultiSimilarityLoss(2, 40, 0.5), library.miners.MultiSimilarityMiner(0.1)
+    loss = library.losses.MultiSimilarityLoss(2, 40, 0.5)
+    miner = library.miners.MultiSimilarityMiner(0.1)
     return lambda batch, labels: loss(batch, labels, miner(batch, labels))
 
 

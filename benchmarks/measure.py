@@ -8,7 +8,8 @@ from statistics import median
 
 import torch
 
-WARM_UP, SLOW = 3e-3, 1.0                                 # seconds of processor time; at least one call warms up
+WARM_UP = 3e-3                                            # seconds of processor time; at least one call
+SLOW = 1.0                                                # seconds of processor time
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')           # keeps the profiler from printing its own start and stop
 
 

@@ -20,14 +20,16 @@ from utilities.text_tables import markdown
 
 SHAPES = ((56, 2), (128, 4), (512, 4))                     # classes, samples of each
 DIMENSIONS = (128, 512)
-REPEATS, BUDGET = 31, 40                                    # rounds, seconds of a comparison
+REPEATS = 31                                               # rounds of a comparison
+BUDGET = 40                                                # seconds of it
 
 
 def counterparts():
     """{miner: a miner of pytorch-metric-learning}"""
     pml.require_library('the comparison of miners')
     from pytorch_metric_learning import distances, miners
-    euclidean, squared = distances.LpDistance(), distances.LpDistance(power=2)
+    euclidean = distances.LpDistance()
+    squared = distances.LpDistance(power=2)
     return {'distance': miners.DistanceWeightedMiner(cutoff=0.5, nonzero_loss_cutoff=2.0),
             'semihard': miners.TripletMarginMiner(0.2, 'semihard', distance=squared),
             'hard': miners.BatchHardMiner(distance=euclidean),

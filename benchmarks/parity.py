@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.runs import draw, forked, main_py, preload
+from benchmarks.runs import draw_classes, forked, main_py, preload
 from utilities.errors import UserError, exit_code
 
 LIMIT = 300                                                           # seconds for one part
@@ -106,13 +106,14 @@ def main(arguments):
     checkouts = {folder: find_parts(folder.resolve()) for folder in opt.folders}
     preload()
     with tempfile.TemporaryDirectory() as scratch:
-        draw(Path(scratch) / 'data')
+        draw_classes(Path(scratch) / 'data' / 'images', 12, 6)
         own = ['--source_path', f'{scratch}/data', '--save_path', f'{scratch}/runs', *flags]
         for folder, found in checkouts.items():
             for name, files in found.items():
                 failed = {}
                 for file in files:
-                    if reason := outcome(PACKAGES[name], file, own, f'{scratch}/downloads'):
+                    reason = outcome(PACKAGES[name], file, own, f'{scratch}/downloads')
+                    if reason:
                         failed[file.name] = reason
                 print(f'{folder / name}: {len(files) - len(failed)} of {len(files)}')
                 for file, reason in failed.items():

@@ -23,16 +23,20 @@ PACKAGES = ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._d
             'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard')
 
 
-def draw(folder, n_classes=12, n_images=6, size=24, noise=60, n_superclasses=0):
-    """Draws classes of noisy copies of a pattern, in folders of super-classes if there are any."""
-    generator = np.random.default_rng(0)
+def draw_classes(folder, n_classes, n_images, side=24, noise=60, n_superclasses=0, seed=0):
+    """
+    Draws a folder per class, with noisy copies of a pattern of its own, in folders of super-classes if there are any.
+    Returns the folder.
+    """
+    random = np.random.default_rng(seed)
     for c in range(n_classes):
-        pattern = generator.uniform(0, 255, (size, size, 3))
-        place = folder / 'images' / (f'super_{c % n_superclasses}' if n_superclasses else '') / f'class_{c:02d}'
+        pattern = random.uniform(0, 255, (side, side, 3))
+        place = folder / (f'super_{c % n_superclasses}' if n_superclasses else '') / f'class_{c:02d}'
         place.mkdir(parents=True)
         for i in range(n_images):
-            pixels = (pattern + generator.normal(0, noise, pattern.shape)).clip(0, 255).astype(np.uint8)
+            pixels = (pattern + random.normal(0, noise, pattern.shape)).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(place / f'{i}.png')
+    return folder
 
 
 def preload():

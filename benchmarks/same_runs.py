@@ -19,7 +19,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from batch_mining import BATCHMINERS
-from benchmarks.runs import draw, forked, main_py, preload
+from benchmarks.runs import draw_classes, forked, main_py, preload
 from criteria import CRITERIA
 from datasampler import SAMPLERS
 
@@ -73,7 +73,7 @@ def runs():
 
 
 def draw_images(folder):
-    draw(folder, n_classes=32, n_images=10, size=16, noise=90, n_superclasses=4)
+    draw_classes(folder / 'images', 32, 10, side=16, noise=90, n_superclasses=4)
 
 
 def train(folder, name, flags):
@@ -115,8 +115,8 @@ def compare(folder, names):
         scratch = Path(scratch)
         draw_images(scratch)
         for name in tqdm(names):
-            reference, flags = folder / 'folder' / f'{name}_s1', runs()[name]
-            _, of_new = train(scratch, name, flags)
+            reference = folder / 'folder' / f'{name}_s1'
+            _, of_new = train(scratch, name, runs()[name])
             copy = scratch / 'continued' / 'folder' / f'{name}_s1'
             shutil.copytree(reference, copy)
             _, of_continued = continue_run(copy)

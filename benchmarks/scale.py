@@ -8,7 +8,8 @@ import argparse
 # data set: validation images of a fold (a quarter of the training classes), and the epochs from one evaluation to the
 # next in configs/mlrc/
 DATA = {'CUB200': (1466, 2), 'CARS196': (2014, 5), 'SOP': (14888, 20)}
-HOUR, DAY = 3600, 24
+HOUR = 3600
+DAY = 24                                                  # hours
 
 
 def build():
@@ -46,7 +47,8 @@ def run_costs(opt, n_val, eval_every, n_gpus):
     flop = 2e9 * opt.gmac                                                     # forward pass of one image
     own = -(-opt.bs // n_gpus)
     rate = 1e12 * opt.gpu_tflops * min(1, opt.fill * own / opt.bs)            # a part of a batch fills less of a GPU
-    weights, rows = 4e6 * opt.parameters, 4 * opt.bs * (opt.dim + 1024)       # bytes: a gradient; rows sent per batch
+    weights = 4e6 * opt.parameters                                            # bytes of a gradient
+    rows = 4 * opt.bs * (opt.dim + 1024)                                      # bytes of rows sent per batch
     n_messages = 0 if n_gpus == 1 else 4                                      # gather, scatter, reduce, broadcast
     speed = 1e9 * (opt.link if n_gpus <= opt.per_machine else opt.network)
     step = 3 * flop * own / rate + n_messages * (1e-6 * opt.latency + (weights + rows) / 2 / speed)
@@ -76,7 +78,8 @@ def main():
         for n_of_run in sorted({1, min(n_gpus, opt.per_machine), n_gpus}):
             costs = [run_costs(opt, *evaluated, n_of_run) for evaluated in DATA.values()]
             hours = n_runs * sum(cost['hours'] for cost in costs)
-            traffic, at_once = n_runs * sum(cost['GB'] for cost in costs), n_gpus // n_of_run
+            traffic = n_runs * sum(cost['GB'] for cost in costs)
+            at_once = n_gpus // n_of_run
             print(f'| {n_gpus} | {n_of_run} | {at_once} | {hours * n_of_run:,.0f} | {hours / at_once / DAY:.1f} | '
                   f'{costs[0]["memory"]:.1f} | {traffic / 1e3:,.0f} | {traffic / (hours / at_once * HOUR):.1f} |')
 

@@ -35,7 +35,8 @@ from utilities.randomness import seed_everything
 
 ON_CPU = ['--arch', 'conv4_frozen_normalize', '--input_size', '32', '--device', 'cpu']
 ON_GPU = ['--arch', 'resnet50_frozen_normalize']
-ROUNDS, WARM_UP = 15, 2
+ROUNDS = 15
+WARM_UP = 2
 
 
 class Case:
@@ -48,12 +49,15 @@ class Case:
         device.set_arithmetic(opt)
         machine.keep_freed()
         seed_everything(opt.seed)
-        model, self.number, self.seconds = architectures.select(opt), 0, {}
+        model = architectures.select(opt)
+        self.number = 0
+        self.seconds = {}
         if not gpu or opt.amp != 'none':
             model = model.to(memory_format=torch.channels_last)
         size = model.input_size
         opt.n_classes = -(-opt.bs // 2)
-        self.images, self.labels = torch.rand(opt.bs, 3, *sides(size), device=opt.device), torch.arange(opt.bs) // 2
+        self.images = torch.rand(opt.bs, 3, *sides(size), device=opt.device)
+        self.labels = torch.arange(opt.bs) // 2
         miner = batch_mining.select(opt)
         criterion = criteria.select(opt, miner and self.timed('miner', miner)).to(opt.device)
         self.built = Parts(model.to(opt.device), None, criterion, miner)
@@ -80,8 +84,10 @@ class Case:
 
     def parts(self):
         """{part of the plain step: median seconds}."""
-        step, optimizer = self.built.step, self.built.optimizer
-        step.embed, step.loss = self.timed('forward', step.embed), self.timed('loss', step.loss)
+        step = self.built.step
+        optimizer = self.built.optimizer
+        step.embed = self.timed('forward', step.embed)
+        step.loss = self.timed('loss', step.loss)
         step.update = self.timed('update', step.update)
         optimizer.step = self.timed('optimizer', optimizer.step)
         self.seconds.clear()
@@ -178,11 +184,14 @@ def short():
 
 def main(flags):
     torch.set_num_threads(1)
-    plain, gpus = Case(flags), torch.cuda.device_count() if on_gpu(flags) else 0
-    opt, quarter = plain.opt, ['--micro_bs', str(-(-plain.opt.bs // 4))]
+    plain = Case(flags)
+    opt = plain.opt
+    gpus = torch.cuda.device_count() if on_gpu(flags) else 0
+    quarter = ['--micro_bs', str(-(-opt.bs // 4))]
+    half = ['--amp', 'bfloat16']
     print(f'torch {torch.__version__}, {opt.device}, --arch {opt.arch} --bs {opt.bs} --loss {opt.loss} '
           f'--batch_mining {opt.batch_mining}, images of {plain.images.shape[-1]} pixels, median of {ROUNDS} rounds')
-    cases, half = {'plain step': plain}, ['--amp', 'bfloat16']
+    cases = {'plain step': plain}
     scaled = [['--amp', 'float16']] if gpus else []                          # a hundred times as slow on the CPU
     for more in (quarter, half, [*quarter, *half], *scaled, ['--compile'], [*half, '--compile']):
         try:

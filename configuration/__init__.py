@@ -12,7 +12,7 @@ import parameters
 from architectures import embedding_layer
 from configuration import resuming
 from flags import command_line
-from flags.command_line import given, known, mappings, merged, read_config, tokens
+from flags.command_line import accepted_settings, given, mappings, merged, read_config, tokens
 from records import checkpoint, published, run_folder
 from utilities.errors import UserError
 from utilities.namespace import Flags
@@ -53,7 +53,7 @@ def parse(arguments, defaults=None):
     settings = dict(defaults or {})
     asked = {}
     for folder in folders:
-        settings |= known(parser, recorded_flags(folder), folder, parameters.modes())
+        settings |= accepted_settings(parser, recorded_flags(folder), folder, parameters.modes())
     for file in mode.config:
         asked = merged(parser, asked, read_config(parser, file, parameters.modes()))
     before = merged(parser, settings, asked)
@@ -149,7 +149,7 @@ def without_removed(place, settings):
     The settings, {flag: value}, without removed flags. Raises UserError if the run at `place` was trained with another
     value than the default of a removed flag.
     """
-    used = [f'--{name} {command_line.shown(settings[name])}' for name, default in REMOVED.items()
+    used = [f'--{name} {command_line.text_of(settings[name])}' for name, default in REMOVED.items()
             if settings.get(name, default) != default]
     if used:
         raise UserError(f'{place}: it was trained with {", ".join(used)}, which no longer exists; use the code of the '

@@ -2,7 +2,7 @@
 import sys
 
 import parameters
-from flags.command_line import shown
+from flags.command_line import text_of
 from utilities import namespace, processes
 
 BUILT = ('data', 'network')                                                    # groups of flags
@@ -18,7 +18,7 @@ def name_unread(opt, trained, evaluated):
     found = unread(opt, trained, evaluated)
     namespace.note(opt, *found)
     if found and processes.is_main():
-        named = ', '.join(f'--{name} {shown(value)}' for name, value in found.items())
+        named = ', '.join(f'--{name} {text_of(value)}' for name, value in found.items())
         print(f'Note: without effect in this run: {named}', file=sys.stderr)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import datasampler
 import parameters
-from flags.command_line import as_list, shown
+from flags.command_line import as_list, text_of
 from records import reading, run_folder
 from utilities import processes
 from utilities.errors import UserError
@@ -28,7 +28,7 @@ def changes(before, now, *kinds):
     """The flags of these kinds, 'never' or 'merge', that differ between two settings, as texts with both values."""
     kind = parameters.flags_with('resume')
     before = parameters.defaults() | before
-    return [f'--{name} {shown(value)} (was {shown(before[name])})' for name, value in now.items()
+    return [f'--{name} {text_of(value)} (was {text_of(before[name])})' for name, value in now.items()
             if kind.get(name) in kinds and as_list(value) != as_list(before[name])]
 
 

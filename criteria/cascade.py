@@ -123,15 +123,15 @@ def problem(opt):
     fractions = opt.cascade_fractions
     n_levels = len(opt.cascade) + 1
     if blocks != sorted({*blocks}):
-        return f'--cascade {shown(blocks)}: give the blocks in ascending order, each once'
+        return f'--cascade {joined(blocks)}: give the blocks in ascending order, each once'
     if len(fractions) != len(blocks) or fractions != sorted(fractions, reverse=True):
-        return (f'--cascade_fractions {shown(fractions)}: expected one for each block of --cascade ({len(blocks)}), '
+        return (f'--cascade_fractions {joined(fractions)}: expected one for each block of --cascade ({len(blocks)}), '
                 'none greater than the one before it')
     if opt.embed_dim % n_levels:
         return (f'--embed_dim {opt.embed_dim}: expected a multiple of {n_levels}, the number of embeddings with '
-                f'--cascade {shown(blocks)}')
+                f'--cascade {joined(blocks)}')
     return None
 
 
-def shown(numbers):
+def joined(numbers):
     return ' '.join(map(str, numbers))

@@ -115,16 +115,10 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.arguments = {
-            'k': opt.loss_contextual_k, 'eps': opt.loss_contextual_eps,
-            'context_weight': opt.loss_contextual_context_weight,
-            'contrastive_weight': opt.loss_contextual_contrastive_weight, 'reg_weight': opt.loss_contextual_reg_weight}
-        if self.arguments['contrastive_weight']:
-            self.arguments |= {'pos_margin': opt.loss_contextual_pos_margin,
-                               'neg_margin': opt.loss_contextual_neg_margin}
-        if self.arguments['reg_weight']:
-            self.arguments['reg_similarity'] = opt.loss_contextual_reg_similarity
+        names = ('k', 'eps', 'context_weight', 'contrastive_weight', 'reg_weight', 'pos_margin', 'neg_margin',
+                 'reg_similarity')
+        self.arguments = [getattr(opt, f'loss_contextual_{name}') for name in names]
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
-        return contextual_loss(batch, labels, **self.arguments)
+        return contextual_loss(batch, labels, *self.arguments)

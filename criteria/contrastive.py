@@ -57,11 +57,6 @@ def distances_between(batch, references):
     return squared.where(apart, 1).sqrt().where(apart, 0)
 
 
-def pair_distances(batch, first, second):
-    """‖x_i − x_j‖ of the pairs (i, j) = (first, second): [T]. Where it is 0 its gradient is 0."""
-    return torch.linalg.vector_norm(batch[first] - batch[second], dim=1)
-
-
 class Criterion(torch.nn.Module):
     """
     opt: loss_contrastive_pos_margin, _neg_margin, _active_only.
@@ -74,10 +69,6 @@ class Criterion(torch.nn.Module):
                           opt.loss_contrastive_active_only)
         self.batchminer = batchminer
         self.counts = getattr(opt, 'tuple_statistics', False)
-
-    def counted(self):
-        """Where numbers of violating pairs are counted: in the log, with --tuple_statistics, or nowhere."""
-        return self.log if self.counts else None
 
     def forward(self, batch, labels, references=None, reference_labels=None, own=None, **kwargs):
         """
@@ -95,10 +86,14 @@ class Criterion(torch.nn.Module):
                 return contrastive_loss(distances_between(batch, references.to(batch.dtype)), *pairs, *self.arguments)
             mined = self.batchminer(batch, labels)
             if isinstance(mined, tuple):
+                pairs = mined
                 self.log = {'tuples': (mined[0] | mined[1]).count_nonzero()}
-                return contrastive_loss(distances_between(batch, batch), *mined, *self.arguments, log=self.counted())
-            anchors, positives, negatives = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3).T
-            self.log = {'tuples': len(anchors)}
-            distances = pair_distances(batch, anchors.repeat(2), torch.cat([positives, negatives]))
-            is_positive = torch.arange(len(distances), device=batch.device) < len(anchors)
-            return contrastive_loss(distances, is_positive, ~is_positive, *self.arguments, log=self.counted())
+                distances = distances_between(batch, batch)
+            else:
+                anchors, positives, negatives = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3).T
+                self.log = {'tuples': len(anchors)}
+                differences = batch[anchors.repeat(2)] - batch[torch.cat([positives, negatives])]
+                distances = torch.linalg.vector_norm(differences, dim=1)           # where it is 0 its gradient is 0
+                is_positive = torch.arange(len(distances), device=batch.device) < len(anchors)
+                pairs = is_positive, ~is_positive
+            return contrastive_loss(distances, *pairs, *self.arguments, log=self.log if self.counts else None)

@@ -61,10 +61,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.temperature = opt.loss_dcl_temperature
-        self.weighted = opt.loss_dcl_weighted
-        self.sigma = opt.loss_dcl_sigma if self.weighted else None
+        self.arguments = opt.loss_dcl_temperature, opt.loss_dcl_weighted, opt.loss_dcl_sigma
 
     def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
-        return dcl_loss(batch, labels, self.temperature, self.weighted, self.sigma, reduction)
+        return dcl_loss(batch, labels, *self.arguments, reduction)

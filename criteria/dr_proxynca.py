@@ -15,8 +15,7 @@ REQUIRES_OPTIM = True
 FLAGS = {
     'gamma': {'at_least': 0},
     'scale': {'at_least': 0},
-    'lrmulti': {'default': 50.0, 'at_least': 0,
-                'help': 'learning rate of the proxies, as a multiple of --lr'},
+    'lrmulti': {'default': 50.0, 'at_least': 0, 'help': 'learning rate of the proxies, as a multiple of --lr'},
 }
 
 

@@ -27,8 +27,7 @@ FLAGS = {
     'c': {'above': 0},
     'clip_r': {'at_least': 0},
     'n_triplets': {'at_least': 1},
-    'lrmulti': {'default': 50.0, 'at_least': 0,
-                'help': 'learning rate of the proxies, as a multiple of --lr'},
+    'lrmulti': {'default': 50.0, 'at_least': 0, 'help': 'learning rate of the proxies, as a multiple of --lr'},
 }
 CHUNK = 2 ** 17         # number of elements of a tensor of triplets x proxies that fits into the cache
 

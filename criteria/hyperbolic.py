@@ -62,12 +62,6 @@ def hyperbolic_logits(batch, c=0.1, temperature=0.2, clip_r=2.3):
     return -ball_distances(to_ball(batch, c, clip_r), c) / temperature
 
 
-def slots(labels):
-    """The slot of each sample, its position from 0 among the samples of its class in the batch; and its class size."""
-    same = labels[:, None] == labels
-    return same.tril(diagonal=-1).sum(dim=1), same.sum(dim=1)
-
-
 def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
     """
     Args:
@@ -95,9 +89,10 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        slot, size = slots(labels)
-        n_slots = int(size.max())
         same = labels[:, None] == labels
+        slot = same.tril(diagonal=-1).sum(dim=1)
+        size = same.sum(dim=1)
+        n_slots = int(size.max())
         logits = hyperbolic_logits(batch, c, temperature, clip_r)
         least = torch.finfo(batch.dtype).min / 2
         total = batch.sum() * 0

@@ -133,14 +133,14 @@ def problem(opt):
     dims = opt.matryoshka
     weights = opt.matryoshka_weights
     if dims != sorted({*dims}) or dims[-1] != opt.embed_dim:
-        return (f'--matryoshka {shown(dims)}: give dimensions in ascending order, each once, and --embed_dim, '
+        return (f'--matryoshka {joined(dims)}: give dimensions in ascending order, each once, and --embed_dim, '
                 f'{opt.embed_dim}, as the last one; other dimensions of the embedding would not be trained')
     if weights and len(weights) != len(dims):
-        return (f'--matryoshka_weights {shown(weights)}: expected one for each number in --matryoshka ({len(dims)})')
+        return (f'--matryoshka_weights {joined(weights)}: expected one for each number in --matryoshka ({len(dims)})')
     if weights and not any(weights):
-        return f'--matryoshka_weights {shown(weights)}: nothing would be trained; give at least one above 0'
+        return f'--matryoshka_weights {joined(weights)}: nothing would be trained; give at least one above 0'
     return None
 
 
-def shown(numbers):
+def joined(numbers):
     return ' '.join(map(str, numbers))

@@ -18,8 +18,7 @@ FLAGS = {
     'beta': {'above': 0},
     'margin': {},
     'reg_weight': {'at_least': 0},
-    'lrmulti': {'default': 2000.0, 'at_least': 0,
-                'help': 'learning rate of the mean fields, as a multiple of --lr'},
+    'lrmulti': {'default': 2000.0, 'at_least': 0, 'help': 'learning rate of the mean fields, as a multiple of --lr'},
 }
 
 

@@ -22,8 +22,7 @@ FLAGS = {
     'n_proxies': {'default': 15, 'at_least': 1, 'help': 'number of proxies per class'},
     'alpha': {'at_least': 0},
     'delta': {'above': 0},
-    'lrmulti': {'default': 100.0, 'at_least': 0,
-                'help': 'learning rate of the proxies, as a multiple of --lr'},
+    'lrmulti': {'default': 100.0, 'at_least': 0, 'help': 'learning rate of the proxies, as a multiple of --lr'},
 }
 
 NEAREST = 1e-3                  # distance below which the potential is constant: float32 cannot tell it from 0

@@ -13,8 +13,7 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 FLAGS = {
-    'lrmulti': {'default': 50.0, 'at_least': 0,
-                'help': 'learning rate of the proxies, as a multiple of --lr'},
+    'lrmulti': {'default': 50.0, 'at_least': 0, 'help': 'learning rate of the proxies, as a multiple of --lr'},
     'scale': {'above': 0},
 }
 

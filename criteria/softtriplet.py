@@ -18,8 +18,7 @@ FLAGS = {
     'gamma': {'above': 0},
     'lambda': {'argument': 'scale'},
     'reg_weight': {'at_least': 0},
-    'lrmulti': {'default': 1.0, 'at_least': 0,
-                'help': 'learning rate of the centres, as a multiple of --lr'},
+    'lrmulti': {'default': 1.0, 'at_least': 0, 'help': 'learning rate of the centres, as a multiple of --lr'},
 }
 
 

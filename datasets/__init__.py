@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from tqdm import tqdm
 
 from datasets import (
+    boxes,
     cars196,
     cub200,
     folder,
@@ -17,7 +18,7 @@ from datasets import (
     splits,
     transforms,
 )
-from datasets.base import ImageSet, check_names, note_ignored, read_image
+from datasets.base import ImageSet, check_names, note_ignored
 from utilities import stopping
 from utilities.errors import UserError, choose
 
@@ -146,7 +147,7 @@ def without_bad_images(table):
 def is_readable(source):
     stopping.check()
     try:
-        read_image(source)
+        boxes.read_upright(source)
     except UserError:
         return False
     return True

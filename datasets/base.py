@@ -14,8 +14,6 @@ from datasets import boxes, decoding
 from flags.command_line import is_text
 from utilities.errors import UserError
 
-AHEAD = 8          # images to open before the first one is decoded; they take memory unless they are JPEG files
-
 
 @dataclass
 class ImageTable:
@@ -51,12 +49,6 @@ class ImageTable:
         """The table of the images `chosen` (a list of indices) only."""
         columns = {name: getattr(self, name) for name in ('paths', 'classes', 'parts', 'groups', 'roles', 'boxes')}
         return replace(self, **{name: [column[i] for i in chosen] for name, column in columns.items() if column})
-
-
-def read_image(source):
-    """The image of boxes.read_upright, of a path or a Box, converted to RGB if it is grey."""
-    image = boxes.read_upright(source)
-    return image if image.mode == 'RGB' else image.convert('RGB')          # convert copies RGB images, too
 
 
 class ImageSet(torch.utils.data.Dataset):
@@ -156,30 +148,21 @@ class ImageSet(torch.utils.data.Dataset):
         index, seed = as_pair(item)
         with restored_generators(seed is not None):
             seed_generators(seed)
-            image = self.transform(boxes.open_photo(self.sources[index]))
+            image = self.transform(boxes.read_upright(self.sources[index]))
         return image, int(self.labels[index]), int(index)
 
     def loaded(self, items):
         """
         The items as data workers send them: their images are the results of transform.load. Either all items have a
         seed, or none has one.
-
-        Of AHEAD images at a time, all files are read and all random numbers are sampled before the first is decoded.
-        Decoding empties the processor's caches, so that reading and decoding in turn would take much longer.
         """
         items = [as_pair(item) for item in items]
         loaded = []
         with restored_generators(any(seed is not None for _, seed in items)):
-            for start in range(0, len(items), AHEAD):
-                group = items[start:start + AHEAD]
-                photos = [boxes.open_photo(self.sources[index]) for index, _ in group]
-                sampled = []
-                for photo, (_, seed) in zip(photos, group, strict=True):
-                    seed_generators(seed)
-                    sampled.append(self.transform.sample(photo))
-                for photo, chosen, (index, seed) in zip(photos, sampled, group, strict=True):
-                    seed_generators(None if chosen else seed)
-                    loaded.append((self.transform.load(photo, chosen), int(self.labels[index]), int(index)))
+            for index, seed in items:
+                seed_generators(seed)
+                image = self.transform.load(boxes.read_upright(self.sources[index]))
+                loaded.append((image, int(self.labels[index]), int(index)))
         return loaded
 
 
@@ -248,19 +231,13 @@ def files_in(folder):
     return sorted(path for path in Path(folder).iterdir() if not path.name.startswith('.') and not path.is_dir())
 
 
-def kind_of_file(path):
-    if os.path.isdir(path):
-        return 'folder'
-    return Path(path).suffix.lower() or 'no extension'
-
-
 def note_ignored(ignored, file=None):
     """Prints how many files and folders are not images, by extension, and the first three. file: None: sys.stdout."""
     if not ignored:
         return
-    counts = Counter(kind_of_file(path) for path in ignored)
+    counts = Counter(Path(path).suffix.lower() or 'no extension' for path in ignored)
     kinds = ', '.join(f'{kind} {number:,}' for kind, number in counts.most_common(5)) + ' ...' * (len(counts) > 5)
-    names = ', '.join(map(decoding.shown, ignored[:3])) + ' ...' * (len(ignored) > 3)
+    names = ', '.join(map(decoding.printable_path, ignored[:3])) + ' ...' * (len(ignored) > 3)
     print(f'Note: not among the images, since their names have none of the extensions '
           f'{" ".join(sorted(decoding.suffixes()))}: {len(ignored):,} ({kinds}): {names}', file=file)
     missing = [kind for kind in decoding.FORMATS['HEIF'] if kind in counts and kind not in decoding.suffixes()]

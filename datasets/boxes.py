@@ -5,19 +5,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from tqdm import tqdm
 
 from datasets import decoding
-from datasets.decoding import Photo
 from utilities import stopping
 from utilities.errors import UserError
 
 COLUMNS = ('x1', 'y1', 'x2', 'y2')
-CORNERS = (COLUMNS, ('xmin', 'ymin', 'xmax', 'ymax'), ('left', 'top', 'right', 'bottom'))
-SIZES = (('x', 'y', 'w', 'h'), ('x', 'y', 'width', 'height'), ('left', 'top', 'width', 'height'),
-         ('xmin', 'ymin', 'width', 'height'))
-LISTS = ('bbox', 'box', 'boundingbox')                            # four numbers in one column, as in [10, 20, 50, 40]
+# names of four columns, in the form of simplified(): whether the last two are width and height
+LAYOUTS = {COLUMNS: False, ('xmin', 'ymin', 'xmax', 'ymax'): False, ('left', 'top', 'right', 'bottom'): False,
+           ('x', 'y', 'w', 'h'): True, ('x', 'y', 'width', 'height'): True, ('left', 'top', 'width', 'height'): True,
+           ('xmin', 'ymin', 'width', 'height'): True}
+LISTS = {'bbox', 'box', 'boundingbox'}
 CENTRES = {'xcenter', 'ycenter', 'xcentre', 'ycentre', 'centerx', 'centery', 'cx', 'cy'}
 MIN_SIDE = 2                                                      # pixels
 
@@ -37,13 +36,6 @@ class Box(NamedTuple):
     def __str__(self):
         return f'{self.path}[{self.left},{self.top},{self.right},{self.bottom}]'
 
-    def require_inside(self, width, height):
-        """Raises UserError if the box is not inside an image of this size."""
-        if self.right > width or self.bottom > height:
-            raise UserError(f'{self.path}: the box x1,y1,x2,y2 = {self.left},{self.top},{self.right},{self.bottom} of '
-                            f'line {self.line} of the CSV file is not inside the image, which has {width} x {height} '
-                            'pixels; correct the line, or leave such images out with --skip_bad_images')
-
 
 def image_path(source):
     """The file of what an ImageSet reads: a path, or a Box."""
@@ -52,30 +44,25 @@ def image_path(source):
 
 def columns_of(file, columns):
     """
-    The columns of a CSV file that contain boxes: four of CORNERS or SIZES, or one of LISTS; [] if there are none.
-    Capitals, underscores and a leading "bbox" in their names do not matter. Raises UserError if some of four columns
-    are missing, and for boxes given by their centres.
+    The four columns of a CSV file that contain boxes, by one of LAYOUTS; [] if there are none. Raises UserError if some
+    of four columns are missing, and for boxes that are given in one column or by their centres.
     """
-    named = {}
-    for name in columns:
-        named.setdefault(plain(name), name)
-    for names in (*CORNERS, *SIZES):
-        if {*names} <= {*named}:
+    named = {simplified(name): name for name in reversed(columns)}            # the first of two names counts
+    for names in LAYOUTS:
+        if named.keys() >= {*names}:
             return [named[name] for name in names]
-    for name in LISTS:
-        if name in named:
-            return [named[name]]
-    if len(CENTRES & {*named}) > 1:
-        raise UserError(f'--csv {file}: boxes by their centres are not read; write the columns {",".join(COLUMNS)}')
-    for names in CORNERS:
-        missing = [name for name in names if name not in columns]
-        if len(missing) < 4 and (len(missing) < 3 or names == COLUMNS):
+    if LISTS & named.keys() or len(CENTRES & named.keys()) > 1:
+        raise UserError(f'--csv {file}: boxes are not read from one column, nor by their centres; write the columns '
+                        f'{",".join(COLUMNS)}, or x,y,width,height')
+    for names, are_sizes in LAYOUTS.items():
+        missing = [name for name in names if name not in named]
+        if len(missing) < 3 and not are_sizes:
             raise UserError(f'--csv {file}: a box needs the columns {",".join(names)}; missing: {",".join(missing)}')
     return []
 
 
-def plain(name):
-    """The name of a column in the form of CORNERS, SIZES, LISTS and CENTRES."""
+def simplified(name):
+    """The name of a column without capitals, underscores and a leading bbox."""
     letters = re.sub('[^a-z0-9]', '', name.lower())
     return letters.removeprefix('bbox') or letters
 
@@ -85,36 +72,37 @@ def from_rows(file, rows, lines, paths, columns):
     The Boxes in these rows and lines of a CSV file, in whole pixels, clipped at the borders of their images. columns:
     of columns_of(). Raises UserError for rows without a box, and for boxes narrower than MIN_SIDE.
     """
-    name = ','.join(columns)
-    entries = [numbers(file, line, row, columns) for line, row in zip(lines, rows, strict=True)]
-    sizes = upright_sizes(paths)
-    within = [all(0 <= value <= 1 for value in entry) for entry in entries]
-    are_fractions = all(within)
-    if any(within) and not are_fractions:
-        one, other = within.index(True), within.index(False)
-        raise UserError(f'--csv {file}: boxes must all be in pixels, or all in fractions of the image from 0 to 1, '
-                        f'unlike {shown(entries[one])} in line {lines[one]} and {shown(entries[other])} in line '
-                        f'{lines[other]}')
-    scales = [(1, 1) if are_fractions else size for size in sizes]
-    corners, are_sizes = read_corners(file, entries, lines, scales, name, plain(columns[0]) in LISTS,
-                                      plain(columns[-1]) in {names[-1] for names in SIZES})
+    names = ','.join(columns)
+    are_sizes = LAYOUTS[tuple(map(simplified, columns))]
+    entries = [four_numbers(f'--csv {file}, line {line}, columns {names}', [row[name] for name in columns])
+               for line, row in zip(lines, rows, strict=True)]
+    are_fractions = in_fractions(f'--csv {file}, columns {names}', entries, lines)
     if tuple(columns) != COLUMNS or are_fractions:
         order = 'left, top, width, height' if are_sizes else 'left, top, right, bottom'
         unit = 'fractions of the image' if are_fractions else 'pixels'
-        print(f'Note: --csv {file}: boxes are read from {name}: {order}, in {unit}')
+        print(f'Note: --csv {file}: boxes are read from {names}: {order}, in {unit}')
+    sizes = upright_sizes(paths)
     found = []
     n_clipped = 0
-    for path, size, corner, line in zip(paths, sizes, corners, lines, strict=True):
-        if size is None:                                          # not readable; opening the image says so
-            found.append(Box(path, *corner, line))
+    for entry, path, line in zip(entries, paths, lines, strict=True):
+        what = f'--csv {file}, line {line}, columns {names}: found {joined(entry)}'
+        left, top, right, bottom = entry
+        if are_sizes:
+            right += left
+            bottom += top
+        if left >= right or top >= bottom:
+            needed = 'a width and a height above 0' if are_sizes else 'left < right and top < bottom'
+            raise UserError(f'{what}, expected {needed}')
+        if sizes[path] is None:                                   # not readable; opening the image says so
+            found.append(Box(path, left, top, right, bottom, line))
             continue
-        factors = size * 2 if are_fractions else (1, 1, 1, 1)
-        whole = [round(value * factor) for value, factor in zip(corner, factors, strict=True)]
-        box = Box(path, max(whole[0], 0), max(whole[1], 0), min(whole[2], size[0]), min(whole[3], size[1]), line)
+        width, height = sizes[path]
+        x, y = (width, height) if are_fractions else (1, 1)
+        whole = [round(left * x), round(top * y), round(right * x), round(bottom * y)]
+        box = Box(path, max(whole[0], 0), max(whole[1], 0), min(whole[2], width), min(whole[3], height), line)
         if box.right - box.left < MIN_SIDE or box.bottom - box.top < MIN_SIDE:
-            raise UserError(f'--csv {file}, line {line}: the box {shown(corner)} has less than {MIN_SIDE} pixels in a '
-                            f'direction within {path}, which has {size[0]} x {size[1]} pixels; correct or remove the '
-                            'line')
+            raise UserError(f'{what}, expected a box of at least {MIN_SIDE} x {MIN_SIDE} pixels within {path}, which '
+                            f'has {width} x {height}; fractions of the image are read if all boxes lie between 0 and 1')
         n_clipped += whole != [*box[1:5]]
         found.append(box)
     if n_clipped:
@@ -122,57 +110,34 @@ def from_rows(file, rows, lines, paths, columns):
     return found
 
 
-def numbers(file, line, row, columns):
-    """The four numbers of a row's box. Raises UserError if they are not four finite numbers."""
-    texts = [row[name] or 'nothing' for name in columns]
-    if len(columns) == 1:
-        texts = re.split(r'[,;\s]+', texts[0].strip('[]() '))
+def four_numbers(where, texts):
+    """The numbers of a box. Raises UserError, beginning with `where`, if they are not four finite numbers."""
     try:
-        values = [float(text) for text in texts]
+        values = [float(text or 'nothing') for text in texts]
     except ValueError:
-        values = []
-    if len(values) != 4 or not all(map(math.isfinite, values)):
-        raise UserError(f'--csv {file}, line {line}: {",".join(columns)} must be four numbers, not {",".join(texts)}')
+        values = [math.nan]
+    if not all(map(math.isfinite, values)):
+        raise UserError(f'{where}: found {",".join(text or "nothing" for text in texts)}, expected four numbers')
     return values
 
 
-def read_corners(file, entries, lines, scales, name, is_list, are_sizes):
-    """
-    Returns ([left, top, right, bottom] of each entry, whether the entries were left, top, width and height). Only a
-    list may be of either kind; it is read as the kind with which every box has a positive size and lies within its
-    image.
-    """
-    readings = {True: [(left, top, left + width, top + height) for left, top, width, height in entries],
-                False: entries}
-
-    def first_bad(kind):
-        return next((i for i, (left, top, right, bottom) in enumerate(readings[kind])
-                     if left >= right or top >= bottom), None)
-
-    def all_fit(kind):
-        return all(size is None or (corner[2] <= size[0] and corner[3] <= size[1])
-                   for corner, size in zip(readings[kind], scales, strict=True))
-
-    kinds = [True, False] if is_list else [are_sizes]
-    possible = [kind for kind in kinds if first_bad(kind) is None]
-    if len(possible) == 2:
-        possible = [kind for kind in kinds if all_fit(kind)]
-        if len(possible) != 1:
-            raise UserError(f'--csv {file}: the boxes in {name} may be left,top,width,height or left,top,right,bottom; '
-                            f'write the columns x,y,width,height or {",".join(COLUMNS)}')
-    if not possible:
-        i = first_bad(kinds[0])
-        needs = 'a width and a height above 0' if kinds[0] else 'left < right and top < bottom'
-        raise UserError(f'--csv {file}, line {lines[i]}: {name} must be numbers with {needs}, not {shown(entries[i])}')
-    return readings[possible[0]], possible[0]
+def in_fractions(where, entries, lines):
+    """Whether all boxes are fractions of the image, from 0 to 1. Raises UserError if only some are."""
+    within = [all(0 <= value <= 1 for value in entry) for entry in entries]
+    if any(within) and not all(within):
+        one, other = within.index(True), within.index(False)
+        raise UserError(f'{where}: line {lines[one]} has fractions of the image, {joined(entries[one])}, but line '
+                        f'{lines[other]} has {joined(entries[other])}; expected fractions from 0 to 1 in all lines, or '
+                        'pixels in all')
+    return all(within)
 
 
-def shown(values):
+def joined(values):
     return ','.join(f'{value:g}' for value in values)
 
 
 def upright_sizes(paths):
-    """(width, height) of each image in pixels, upright; None for a file that is not a readable image."""
+    """{path: (width, height) of the image in pixels, upright; None for a file that is not a readable image}"""
     def size(path):
         stopping.check()
         try:
@@ -183,27 +148,19 @@ def upright_sizes(paths):
     files = list(dict.fromkeys(paths))
     with ThreadPoolExecutor() as pool:
         sizes = tqdm(pool.map(size, files), total=len(files), desc='sizes of images', disable=None, leave=False)
-        found = dict(zip(files, sizes, strict=True))
-    return [found[path] for path in paths]
-
-
-def open_photo(source):
-    """The Photo of an image file, or of the part that a Box names. Raises UserError if the image lacks that part."""
-    photo = decoding.open_photo(image_path(source))
-    return cropped(photo, source) if isinstance(source, Box) else photo
+        return dict(zip(files, sizes, strict=True))
 
 
 def read_upright(source):
-    """An image file, or the part that a Box names, as an upright PIL image. Raises UserError as open_photo()."""
+    """
+    An image file, or the part that a Box names, as decoding.read_upright gives it. Raises UserError if the image lacks
+    that part.
+    """
     image = decoding.read_upright(image_path(source))
     if not isinstance(source, Box):
         return image
-    source.require_inside(*image.size)
+    if source.right > image.width or source.bottom > image.height:
+        raise UserError(f'{source.path}: the box x1,y1,x2,y2 = {joined(source[1:5])} of line {source.line} of the CSV '
+                        f'file is not inside the image, which has {image.width} x {image.height} pixels; correct the '
+                        'line, or leave such images out with --skip_bad_images')
     return image.crop(source[1:5])
-
-
-def cropped(photo, box):
-    """The Photo of a box."""
-    box.require_inside(photo.width, photo.height)
-    return Photo(box.bottom - box.top, box.right - box.left, lambda: np.ascontiguousarray(
-        photo.decode()[box.top:box.bottom, box.left:box.right]))

@@ -6,7 +6,7 @@ from datasets.download import fetch
 from utilities.errors import UserError
 
 ARCHIVE = 'https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz'
-CHECKSUM = 'md5:97eceeb196236b17998738112f37df78'
+MD5 = '97eceeb196236b17998738112f37df78'
 PUBLISHED = {'all': (11788, 200)}                    # images and classes, as in every published result
 LAYOUTS = ['cub200/images', *(f'{above}CUB_200_2011/images' for above in (
     'cub200/', '', 'cub2011/', 'CUB_200_2011/', 'cub200/CUB_200_2011/'))]
@@ -20,7 +20,7 @@ From https://www.vision.caltech.edu/datasets/cub_200_2011/; --download downloads
 
 def load(opt):
     if opt.download:
-        fetch(ARCHIVE, CHECKSUM, Path(opt.source_path) / 'cub200')
+        fetch(ARCHIVE, MD5, Path(opt.source_path) / 'cub200')
     folder = find(opt, 'cub200', LAYOUTS, WHERE)
     table = class_folders(folder)
     if not opt.skip_bad_images:

@@ -1,15 +1,11 @@
-"""Reads the size of image files, and decodes their pixels when they are needed."""
+"""Reads image files, and their sizes."""
 import contextlib
 import functools
 import importlib.util
-import io
 import math
 import os
 import re
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
@@ -26,27 +22,8 @@ NEEDS = {'AVIF': 'avif', 'WEBP': 'webp', 'JPEG2000': 'jpg_2000'}         # Pillo
 TRANSPARENT = ('RGBA', 'LA', 'PA')
 DEEP_COLOURS = re.compile(';16[BLN]')        # in Pillow's name of 16-bit colours, of which it loads the upper bytes
 DARK = 16                                                               # grey level of 255; darker images look black
-MAX_SCANS = 100              # limit of a JPEG file, as in libtiff; usual files have 1 to 10, each as slow as an image
-SCAN, END = 0xDA, 0xD9                                                   # markers of a JPEG file
-MARKER = re.compile(rb'\xff([^\x00\x01\xd0-\xd8\xff])')                 # markers with a length after them, and END
 
 warnings.simplefilter('ignore', Image.DecompressionBombWarning)        # check_size refuses images above the limit
-
-
-@dataclass
-class Photo:
-    """
-    An image whose pixels are decoded when they are needed; np.asarray gives all of them.
-
-    height, width: in pixels, upright.
-    decode: () -> uint8 [height, width, 3]; for a grey image, the last dimension may be 1.
-    """
-    height: int
-    width: int
-    decode: Callable
-
-    def __array__(self, dtype=None, copy=None):
-        return np.array(self.decode(), dtype, copy=copy)
 
 
 @contextlib.contextmanager
@@ -68,10 +45,6 @@ class TooLarge(ValueError):
     """An image of more pixels than allowed; its pixels are not decoded."""
 
 
-class TooManyScans(ValueError):
-    """A JPEG file of more than MAX_SCANS scans; its pixels are not decoded."""
-
-
 @functools.cache
 def formats():
     """The FORMATS that this installation reads: HEIF needs pillow-heif, AVIF and others a Pillow built with them."""
@@ -87,7 +60,7 @@ def suffixes():
     return {suffix for name in formats() for suffix in FORMATS[name]}
 
 
-def opened(file, limit=None):
+def open_image(file, limit=None):
     """
     Opens the image in a file, a path or binary stream, of one of FORMATS; its pixels are not decoded yet.
 
@@ -102,48 +75,22 @@ def opened(file, limit=None):
 
 
 def check_size(width, height, limit=None):
-    """Raises TooLarge for an image of more than `limit` megapixels, as in opened()."""
+    """Raises TooLarge for an image of more than `limit` megapixels, as in open_image()."""
     if limit is None:
         limit = 2e-6 * Image.MAX_IMAGE_PIXELS if Image.MAX_IMAGE_PIXELS else math.inf
     if width * height > 1e6 * limit:
         raise TooLarge(f'{width:,} x {height:,} pixels are more than {limit:,.4g} megapixels')
 
 
-def check_scans(image):
-    """Raises TooManyScans for an opened JPEG file that would take long to decode, although it is small."""
-    if image.format not in ('JPEG', 'MPO') or image.fp is None:           # None: it is decoded already
-        return
-    place = image.fp.tell()
-    image.fp.seek(0)
-    data = image.fp.read()
-    image.fp.seek(place)
-    numbers = np.frombuffer(data, np.uint8)                             # comparing an array is faster than bytes.count
-    n_at_most = np.count_nonzero((numbers[:-1] == 0xFF) & (numbers[1:] == SCAN))    # a preview in it has some, too
-    if n_at_most > MAX_SCANS and n_scans(data) > MAX_SCANS:
-        raise TooManyScans(f'a JPEG file of more than {MAX_SCANS} scans')
-
-
-def n_scans(data):
-    """The number of scans, at most MAX_SCANS + 1, of the first image in the bytes of a JPEG file, as libjpeg counts."""
-    n, found = 0, MARKER.search(data)
-    while found and found[1][0] != END and n <= MAX_SCANS:
-        n += found[1][0] == SCAN
-        length = int.from_bytes(data[found.end():found.end() + 2])
-        found = MARKER.search(data, found.end() + max(length, 2))
-    return n
-
-
-def shown(path):
+def printable_path(path):
     """A path as it can be printed: bytes that are not UTF-8 as \\xff."""
     return os.fsencode(path).decode(errors='backslashreplace')
 
 
 def upright(image):
     """
-    An opened PIL image -> the decoded image, upright, in RGB or, if it is grey, in L. Raises TooManyScans, and
-    ValueError as in_8_bits().
+    An opened PIL image -> the decoded image, upright, in RGB or, if it is grey, in L. Raises ValueError as in_8_bits().
     """
-    check_scans(image)
     # a loaded image of colours no longer tells how many bits they had
     is_deep = image.mode[0] in 'IF' or DEEP_COLOURS.search(str(getattr(image, 'tile', ())[:1]))
     ImageOps.exif_transpose(image, in_place=True)                          # loads it
@@ -181,9 +128,9 @@ def read_upright(path, limit=None, side=None):
     side: None, or a number of pixels: a JPEG file is decoded at the smallest size whose shorter side has at least as
           many; the limit then applies to that size.
 
-    Raises UserError with the file's name if it is missing, truncated, not an image, or larger than opened() allows.
+    Raises UserError with the file's name if it is missing, truncated, not an image, or larger than open_image() allows.
     """
-    with named(path), opened(path, math.inf if side else limit) as image:
+    with named(path), open_image(path, math.inf if side else limit) as image:
         if side:
             image.draft(image.mode, (side, side))
             check_size(*image.size, limit)
@@ -195,38 +142,7 @@ def upright_size(path):
     (width, height) of the image at `path`, upright as EXIF says, without decoding it. Raises UserError like
     read_upright.
     """
-    with named(path), opened(path) as image:
+    with named(path), open_image(path) as image:
         width, height = image.size
         orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)     # PNG's own would decode it
         return (height, width) if orientation in (5, 6, 7, 8) else (width, height)
-
-
-def open_photo(path):
-    """
-    The Photo at `path`, with the pixels of read_upright. Raises UserError like read_upright, either here or when the
-    Photo is decoded. Upright JPEG files are decoded later, all others here.
-    """
-    with named(path):
-        file = io.BytesIO(Path(path).read_bytes())
-        with opened(file) as image:
-            if not is_upright_jpeg(image):
-                pixels = channels_last(upright(image))
-                return Photo(*pixels.shape[:2], lambda: pixels)
-            width, height = image.size
-
-    def decode():
-        with named(path), opened(file) as image:
-            return channels_last(upright(image))
-
-    return Photo(height, width, decode)
-
-
-def is_upright_jpeg(image):
-    """Whether an opened PIL image is a JPEG image in RGB or L that EXIF does not rotate."""
-    is_jpeg = image.format in ('JPEG', 'MPO') and image.mode in ('RGB', 'L')
-    return is_jpeg and image.getexif().get(ExifTags.Base.Orientation, 1) == 1
-
-
-def channels_last(image):
-    """A PIL image in RGB or L -> uint8 [height, width, 3 or 1], which cannot be written to."""
-    return np.asarray(image).reshape(image.height, image.width, -1)

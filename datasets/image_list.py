@@ -51,8 +51,9 @@ def read(file, source_path, names=(), with_groups=False):
                         f'{found}; --csv_columns label=NAME reads another column; optional columns: superclass..., '
                         f'{", ".join(COLUMNS[2:])}')
     of_boxes = boxes.columns_of(file, columns)
-    check_columns(file, columns, of_boxes)
-    check_line_breaks(file, numbered, of_boxes)
+    used = {name for name in columns if name in (*COLUMNS, *of_boxes) or name.startswith('superclass')}
+    check_columns(file, columns, used)
+    check_line_breaks(file, numbered, used)
     lines = [line for line, _ in numbered]
     rows = [stripped(row) for _, row in numbered]
     for line, row in zip(lines, rows, strict=True):
@@ -65,7 +66,11 @@ def read(file, source_path, names=(), with_groups=False):
             raise UserError(f'--csv {file}, line {line}: the label {row["label"]} is a missing value, no class; remove '
                             'the row, or give it a class')
         if 'split' in row:
-            row['split'] = choose_part(file, line, row['split'] or '')
+            part = row['split'] or 'empty'
+            if part.lower() not in PARTS:
+                raise UserError(f'--csv {file}, line {line}: split must be one of '
+                                f'{", ".join(dict.fromkeys(PARTS.values()))}, not {part}')
+            row['split'] = PARTS[part.lower()]
     note_similar_labels(f'--csv {file}', {row['label'] for row in rows})
     with_groups = with_groups and 'group' in columns
     check_groups(file, rows, lines, with_groups)
@@ -101,14 +106,6 @@ def renamed(file, columns, names):
     return [own.get(column, replaced.get(column, column)) for column in columns]
 
 
-def choose_part(file, line, text):
-    """The official part that a value of the column split names; capitals do not matter."""
-    if text.lower() not in PARTS:
-        raise UserError(f'--csv {file}, line {line}: split must be one of {", ".join(dict.fromkeys(PARTS.values()))}, '
-                        f'not {text or "empty"}')
-    return PARTS[text.lower()]
-
-
 def read_roles(file, line, row):
     """
     Whether the image of a row is a query, and whether it is in the gallery, by its columns is_query and is_gallery. If
@@ -121,8 +118,8 @@ def read_roles(file, line, row):
     if row['split'] == 'distractor':
         return False, True
     if row['split'] in ('query', 'gallery'):
-        raise UserError(f'--csv {file}, line {line}: split {row["split"]} says what is_query and is_gallery would; '
-                        'give test, or leave the two columns out')
+        raise UserError(f'--csv {file}, line {line}, column split: found {row["split"]}, expected test, since the '
+                        'columns is_query and is_gallery say which images are queries; or leave these two columns out')
     found = {}
     for name in ROLES:
         if name in row:
@@ -137,27 +134,21 @@ def read_roles(file, line, row):
     return is_query, in_gallery
 
 
-def line_breaks(row):
-    """The number of line breaks within the fields of a row."""
-    return sum(len(re.findall('\r\n|\r|\n', text)) for text in row.values() if isinstance(text, str))
-
-
-def check_line_breaks(file, numbered, of_boxes):
+def check_line_breaks(file, numbered, used):
     """
-    Raises UserError for a line break in a field that is read; prints how many rows have one in another field.
+    Raises UserError for a line break in a field that is read; prints in which line another field has the first one.
 
-    numbered: [(line, row)]. of_boxes: the columns of boxes.
+    numbered: [(line, row)]. used: the names of the columns that are read.
     """
-    broken = [(line, row) for line, row in numbered if line_breaks(row)]
-    for line, row in broken:
-        for name, text in row.items():
-            is_read = name in (*COLUMNS, *of_boxes) or str(name).startswith('superclass')
-            if is_read and line_breaks({name: text}):
-                raise UserError(f'--csv {file}, line {line}: {name} has a line break ({shortened(ascii(text))}); a '
-                                'double quote is not closed, or remove the line break')
+    broken = [(line, name, text) for line, row in numbered for name, text in row.items()
+              if isinstance(text, str) and ('\n' in text or '\r' in text)]
+    for line, name, text in broken:
+        if name in used:
+            raise UserError(f'--csv {file}, line {line}: {name} has a line break ({shortened(ascii(text))}); a '
+                            'double quote is not closed, or remove the line break')
     if broken:
-        print(f'Note: --csv {file}: {len(broken):,} rows have line breaks in columns that are not read, the first in '
-              f'line {broken[0][0]}; if a double quote is not closed there, the rows that follow it are lost')
+        print(f'Note: --csv {file}: columns that are not read have line breaks, the first in line {broken[0][0]}; if a '
+              'double quote is not closed there, the rows that follow it are lost')
 
 
 def located(where, folder, names, stream=None):
@@ -190,16 +181,15 @@ def normalized(text):
     return unicodedata.normalize('NFC', text.strip())
 
 
-def check_columns(file, columns, of_boxes):
+def check_columns(file, columns, used):
     """
-    Raises UserError for a column that occurs twice or seems to be misspelt. Prints the other columns that are not read,
-    except for the index that pandas writes. of_boxes: the columns of boxes.
+    Raises UserError for a column that occurs twice or seems to be misspelt. Prints the columns that are not `used`,
+    except for the index that pandas writes.
     """
     twice = [name for name in columns if name and columns.count(name) > 1]
     if twice:
         raise UserError(f'--csv {file}: its header has the column "{twice[0]}" twice; remove one')
-    unknown = [name for name in columns if name not in (*COLUMNS, *of_boxes) and not name.startswith('superclass')
-               and not re.fullmatch(r'(Unnamed: \d+(\.\d+)*)?', name)]
+    unknown = [name for name in columns if name not in used and not re.fullmatch(r'(Unnamed: \d+(\.\d+)*)?', name)]
     missing = [name for name in (*COLUMNS, 'superclass') if name not in columns]
     for name in unknown:
         meant = difflib.get_close_matches(name.strip().lower(), missing, n=1, cutoff=.8)
@@ -243,9 +233,7 @@ def without_repeats(file, table, lines):
     entries = list(zip(table.classes, table.parts or no_values, roles or no_values, strict=True))
     for i, source in enumerate(table.sources):
         path = boxes.image_path(source)
-        place = os.path.join(real_folder(path.parent), path.name)        # the same for ./a.jpg, and for links
-        if os.path.islink(place):
-            place = os.path.realpath(place)
+        place = os.path.join(real_folder(path.parent), path.name)        # the same for ./a.jpg, and for linked folders
         key = (place, *source[1:5]) if isinstance(source, boxes.Box) else place
         earlier = first.setdefault(key, i)
         if entries[i] != entries[earlier]:
@@ -253,8 +241,8 @@ def without_repeats(file, table, lines):
     if conflicts:
         where = ' and '.join(f'as {" ".join(entries[i]).strip()} in line {lines[i]}' for i in conflicts[0])
         raise UserError(f'--csv {file}: {len(conflicts):,} rows list an image again under another label or split, the '
-                        f'first: {table.sources[conflicts[0][1]]}, {where}; keep one row of each, where is_query and '
-                        'is_gallery may both be true')
+                        f'first: {table.sources[conflicts[0][1]]}, {where}; expected one row per image, in which both '
+                        'is_query and is_gallery may be true')
     if len(first) < len(lines):
         print(f'Note: --csv {file}: {len(lines) - len(first):,} of {len(lines):,} rows list an image again and are '
               'left out')

@@ -6,8 +6,8 @@ from datasets.download import fetch
 
 CHARACTERS = True            # its images must not be flipped or cropped
 ROOT = 'https://raw.githubusercontent.com/brendenlake/omniglot/master/python/'
-ARCHIVES = {'images_background.zip': 'md5:68d2efa1b9178cc56df9314c21c6e718',
-            'images_evaluation.zip': 'md5:6b91aef0f799c5bb55b94e3f2daec811'}
+ARCHIVES = {'images_background.zip': '68d2efa1b9178cc56df9314c21c6e718',            # their MD5 hashes
+            'images_evaluation.zip': '6b91aef0f799c5bb55b94e3f2daec811'}
 WHERE = '''omniglot/
     images/<Alphabet>.<character>/*.png
 or  images_background/<Alphabet>/<character>/*.png     also in omniglot-py/, as torchvision has them
@@ -17,8 +17,8 @@ From https://github.com/brendenlake/omniglot; --download downloads it.'''
 
 def load(opt):
     if opt.download:
-        for archive, checksum in ARCHIVES.items():
-            fetch(ROOT + archive, checksum, Path(opt.source_path) / 'omniglot')
+        for archive, md5 in ARCHIVES.items():
+            fetch(ROOT + archive, md5, Path(opt.source_path) / 'omniglot')
     path = find(opt, 'omniglot', ['omniglot/images', 'omniglot/images_background',
                                   'omniglot/omniglot-py/images_background', 'omniglot-py/images_background'], WHERE)
     if path.name == 'images':

@@ -2,12 +2,10 @@
 --splits FILE: the classes of each split from a file, such as the shifts of growing difficulty of ooDML (Milbich et al.,
 NeurIPS 2021, https://arxiv.org/abs/2107.09562).
 """
-import json
 from pathlib import Path
 
 from utilities.errors import UserError
-from utilities.files import file_hash
-from utilities.yaml_text import UniqueKeys, read_yaml
+from utilities.files import UniqueKeys, file_hash, read_yaml
 
 SPLITS = ('train', 'val', 'test')
 OTHER_KEYS = {'fid'}                                                # how far ooDML's test classes are shifted
@@ -63,13 +61,11 @@ def read_split_lists(opt, what):
     UserError for other content: a list that is missing or empty, a key that is unknown or occurs twice.
     """
     try:
-        text = Path(opt.splits).read_text(encoding='utf-8')
-        content = (json.loads(text, object_pairs_hook=once) if opt.splits.endswith('.json') else
-                   read_yaml(text, UniqueKeys))
+        content = read_yaml(Path(opt.splits).read_text(encoding='utf-8'), UniqueKeys)      # JSON is YAML, too
     except OSError as error:
         raise UserError(f'{what}: {error.strerror}') from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f'{what}: not a JSON or YAML file in UTF-8 with keys that occur once ({str(error)[:100]}); '
+        raise UserError(f'{what}: not a JSON or YAML file in UTF-8 with keys that occur once ({error}); '
                         'docs/protocols.md says how to convert a pickle') from None
     steps = content if isinstance(content, dict) else {}
     if steps and all(isinstance(step, dict) for step in steps.values()):
@@ -94,15 +90,6 @@ def read_split_lists(opt, what):
                 problem = 'missing'
             raise UserError(f'{what}: expected lists of class names or numbers, train and test, and optionally val, '
                             f'none of them empty; {split} is {problem}')
-    return found
-
-
-def once(pairs):
-    """The pairs of a JSON object as a dict. Raises ValueError if a key occurs twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f'the key {next(key for key in keys if keys.count(key) > 1)} occurs twice')
     return found
 
 

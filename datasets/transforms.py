@@ -3,7 +3,7 @@ Augmentations: the training and the evaluation transforms of images, for a `size
 
 Each function imports torchvision itself, which takes as long as torch, so that flags are read without it.
 """
-from flags.command_line import shown
+from flags.command_line import text_of
 from utilities.errors import UserError, choose
 from utilities.image_size import scaled, sides
 
@@ -109,11 +109,12 @@ def check(opt):
     """Raises UserError for values of the augmentation flags that torchvision refuses."""
     for flag, limits in (('crop_scale', opt.crop_scale), ('crop_ratio', opt.crop_ratio)):
         if limits and limits[0] > limits[1]:
-            raise UserError(f'--{flag} {shown(limits)}: the first must not be greater than the second')
+            raise UserError(f'--{flag} {text_of(limits)}: the first must not be greater than the second')
     if opt.color_jitter and opt.color_jitter[3] > 0.5:
-        raise UserError(f'--color_jitter {shown(opt.color_jitter)}: the last number, of the hue, must not exceed 0.5')
+        raise UserError(f'--color_jitter {text_of(opt.color_jitter)}: the last number, of the hue, must not exceed 0.5')
     if opt.randaugment and opt.randaugment[1] > 30:
-        raise UserError(f'--randaugment {shown(opt.randaugment)}: the second number, the magnitude, must not exceed 30')
+        raise UserError(f'--randaugment {text_of(opt.randaugment)}: the second number, the magnitude, must not exceed '
+                        '30')
 
 
 def select(opt, size, are_characters=False):

@@ -1,7 +1,6 @@
 """Metrics: embeddings in, numbers out. Ranking, clustering and singular values are computed once for all."""
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 
@@ -72,26 +71,6 @@ NAMES_ELSEWHERE = {                                                             
     'mean_average_precision_at_r': 'map_at_r', 'mean_average_precision': 'mAP', 'NMI': 'nmi', 'AMI': 'ami'}
 
 
-def check_entry(base):
-    """Raises UserError, for whoever adds a metric, where the entry `base` of METRICS cannot be computed."""
-    metric, where = METRICS[base], f"evaluation/metrics.py: METRICS['{base}']:"
-    if metric.needs not in SHARED:
-        raise UserError(f'{where} needs is {metric.needs!r}; expected a key of SHARED: {", ".join(SHARED)}')
-    own = [] if metric.argument is None else ['argument']
-    takes = {'function': [*TAKES.get(metric.needs, [metric.needs]), *(own if metric.needs != 'levels' else [])],
-             'depth': ['n_positives', *own]}
-    for field, names in takes.items():
-        function = getattr(metric, field)
-        if not callable(function):
-            raise UserError(f'{where} {field} is {function!r}; expected a function of ({", ".join(names)})')
-        try:
-            inspect.signature(function).bind(*names)
-        except ValueError:                                 # a function in C without a signature
-            continue
-        except TypeError as error:
-            raise UserError(f'{where} {field} must be a function of ({", ".join(names)}): {error}') from None
-
-
 def parse(name):
     """'c_recall@4' -> (True: on cosines, Metric, (4,)). Raises UserError for a metric that does not exist."""
     base, at, argument = name.partition('@')
@@ -152,15 +131,6 @@ class Pool:
     levels: np.ndarray | None = None
     norms: np.ndarray | None = None
 
-    def parts(self):
-        """Yields (indices of the images, arguments of a neighbours.Search) per group."""
-        indices = np.arange(len(self.labels))
-        for group in [None] if self.groups is None else np.unique(self.groups):
-            some = indices if group is None else np.flatnonzero(self.groups == group)
-            arrays = {name: getattr(self, name) for name in ('labels', 'is_query', 'in_gallery', 'cameras')}
-            yield some, {name: None if array is None else array[some] for name, array in arrays.items()} | {
-                'embeddings': take_rows(self.embeddings, some)}
-
 
 @dataclass
 class Job:
@@ -175,8 +145,17 @@ class Job:
     draws: tuple | None = None
     search: Callable = neighbours.Search
 
-    def transformed(self, embeddings):
-        return self.ranking(embeddings) if self.ranking else None
+    def searches(self):
+        """Yields (indices of the images, the Search among them) for each group of the pool."""
+        pool = self.pool
+        groups = np.zeros(len(pool.labels)) if pool.groups is None else pool.groups
+        for group in np.unique(groups):
+            images = np.flatnonzero(groups == group)
+            embeddings = take_rows(pool.embeddings, images)
+            arrays = {name: getattr(pool, name) for name in ('labels', 'is_query', 'in_gallery', 'cameras')}
+            yield images, self.search(
+                embeddings, **{name: None if array is None else array[images] for name, array in arrays.items()},
+                ranking=self.ranking(embeddings) if self.ranking else None)
 
     def on_cosines(self):
         unit = precision.on_the_sphere(self.embeddings)
@@ -217,8 +196,6 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
         pool = replace(pool, norms=pool.embeddings.norm(dim=1).cpu().numpy())
     job, values = Job(embeddings, labels, pool, seed, **options), {}
     parsed = {name: parse(name) for name in metrics}
-    for name in metrics:
-        check_entry(registered(name))
     with full_precision():
         for cosine in (False, True):
             wanted = {name: rest for name, (in_cosine, *rest) in parsed.items() if in_cosine == cosine}
@@ -251,8 +228,7 @@ def from_ranks(metrics, job):
     if job.draws:
         return from_draws(metrics, job)
     per_image = {name: np.full(len(job.pool.labels), np.nan) for name in metrics}
-    for images, arguments in job.pool.parts():
-        search = job.search(**arguments, ranking=job.transformed(arguments['embeddings']))
+    for images, search in job.searches():
         if not search.n_positives.any():
             continue
         depth = functools.reduce(np.maximum, [metric.depth(search.n_positives, *argument)
@@ -266,8 +242,7 @@ def from_ranks(metrics, job):
 
 def from_draws(metrics, job):
     """Metrics and a Job -> {name: mean over random galleries} and their standard deviations."""
-    (_, arguments), = job.pool.parts()
-    search = job.search(**arguments, ranking=job.transformed(arguments['embeddings']))
+    (_, search), = job.searches()
     n_draws, size = job.draws
     per_image = [{name: np.full(len(job.pool.labels), np.nan) for name in metrics} for _ in range(n_draws)]
     for number, rows, ranks, n_positives in ranking.drawn_ranks(search, n_draws, size, job.seed):
@@ -286,8 +261,7 @@ def from_levels(metrics, job):
     pool = replace(job.pool, cameras=None)
     per_image = {name: np.full(len(pool.labels), np.nan) for name in metrics}
     every = pool.labels[:, None] if pool.levels is None else np.column_stack([pool.labels, pool.levels])
-    for images, arguments in pool.parts():
-        search = neighbours.Search(**arguments, ranking=job.transformed(arguments['embeddings']))
+    for images, search in replace(job, pool=pool, search=neighbours.Search).searches():
         ranked = hierarchy.ranked_levels(search, every[images], lambda *ranked: [
             metric.function(*ranked, every.shape[1]) for metric, _ in metrics.values()])
         for queries, *found in ranked:
@@ -338,12 +312,9 @@ def from_spectrum(metrics, job):
 
 
 def from_pairs(metrics, job):
-    rates = [rate for _, argument in metrics.values() for rate in argument]
-    pairs = verification.Pairs(job.embeddings, job.labels, rates)
+    pairs = verification.Pairs(job.embeddings, job.labels)
     return {name: float(metric.function(pairs, *argument)) for name, (metric, argument) in metrics.items()}
 
 
-# What a metric's function takes, before the argument after the @, where it is not one thing that `needs` names.
-TAKES = {'ranks': ['ranks', 'n_positives'], 'levels': ['ranks', 'levels', 'n_levels']}
 SHARED = {'ranks': from_ranks, 'levels': from_levels, 'clusters': from_clusters, 'distances': from_distances,
           'spectrum': from_spectrum, 'pairs': from_pairs}

@@ -105,7 +105,7 @@ def short(name, length=26):
     number, _, rest = name.partition('.')
     if number.isdigit() and rest:
         name = rest
-    return plotting.plain(name.replace('_', ' '), length)
+    return plotting.literal(name.replace('_', ' '), length)
 
 
 def sample_queries(embedded, seed, n_queries, n_neighbours):
@@ -344,10 +344,6 @@ def explained(embedded, groups):
                       (heated(pixels(images, other), parts[1], top), colour, short(
                           images.class_names[images.labels[other]]))]
         drawn.append((short(images.class_names[images.labels[query]], 60), tiles))
-    query, (other, *_) = groups[0]
-    exact = explanations.is_exact(network, images[int(query)][0], unit[other], embedded.of_features)
-    drawn[0] = (drawn[0][0] + ('' if exact else ' (maps by the gradient, since the pooling or the embedding layer is '
-                               'not linear)'), drawn[0][1])
     return plotting.panel(drawn, breaks=range(1, 2 * len(groups[0][1]), 2))
 
 

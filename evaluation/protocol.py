@@ -10,7 +10,7 @@ import torch
 
 from evaluation import geometry, titles
 from evaluation.embedding import compared, embed, write
-from evaluation.metrics import Pool, check_entry, compute, parse, registered
+from evaluation.metrics import Pool, compute, parse
 from evaluation.ranking.arrays import take_rows
 from records import columns
 from records.columns import Column
@@ -84,18 +84,13 @@ def is_computed(metric, level):
 def note_collapse(embedded):
     """Prints a note if all embeddings of a set of images are the same. embedded: {name of the set: Embedded}."""
     same = [name for name, part in embedded.items() if are_same(part.embeddings)]
-    blank = [name for name in same if is_blank(embedded[name].images)]
-    collapsed = [name for name in same if name not in blank]
-    if blank:
-        print(f'Note: all embeddings of the {" and the ".join(blank)} are the same, since all its images are '
-              'equal or have a single colour: look at the files.', file=sys.stderr)
-    if collapsed:
-        print(collapse(' and the '.join(collapsed)), file=sys.stderr)
+    if same:
+        print(collapse(' and the '.join(same)), file=sys.stderr)
 
 
 def collapse(name):
     return (f'Note: all embeddings of the {name} are the same: the network has collapsed, and what is near means '
-            'nothing. A lower --lr, or another loss or miner, may help.')
+            'nothing. A lower --lr, or another loss or miner, may help; or the images are all equal or blank.')
 
 
 def are_same(embeddings):
@@ -104,16 +99,6 @@ def are_same(embeddings):
         return False
     low, high = torch.aminmax(embeddings, dim=0)
     return bool((high - low).max() <= 1e-5 * torch.maximum(high, -low).max())
-
-
-def is_blank(images):
-    """Whether all images of an ImageSet, as the network sees them, are equal, or each has a single colour."""
-    first, *_ = images[0]
-    for index in range(len(images.labels)):
-        image, *_ = images[index]
-        if not torch.equal(image, first) and (image.amin(dim=(1, 2)) != image.amax(dim=(1, 2))).any():
-            return False
-    return True
 
 
 def validate(opt, model, data, metrics):
@@ -264,7 +249,6 @@ def check_metrics(opt):
         raise UserError('--splits_to_eval train and --no_train_metrics exclude each other')
     for name in opt.evaluation_metrics:
         parse(name)
-        check_entry(registered(name))
     spectra = [name for name in opt.evaluation_metrics if parse(name)[1].needs == 'spectrum' and parse(name)[2] == (0,)]
     if len(spectra) > 1:
         raise UserError(f'--evaluation_metrics {" ".join(spectra)}: spectrum.csv holds one spectrum of each split; '
@@ -300,7 +284,6 @@ def check_data(opt, data):
     if (opt.eval_reference != 'self' or opt.pca) and 'train' not in data.evaluation:
         flag = f'--pca {opt.pca}' if opt.eval_reference == 'self' else f'--eval_reference {opt.eval_reference}'
         raise UserError(f'{flag} needs the training split, and --dataset {opt.dataset} has none here: leave it out')
-    note_skipped(opt, data)
     if opt.eval_reference == 'self':
         return
     evaluated = [data.evaluation[split] for split in splits_to_evaluate(opt, data) if split != 'train']
@@ -328,12 +311,3 @@ def check_draws(opt, data):
         if sizes.max() <= opt.eval_draw_size and not (is_query & ~in_gallery).any():
             raise UserError(f'--eval_draw_size {opt.eval_draw_size}: no class of the {split} split has more images, so '
                             'that none remains as a query; give a smaller number')
-
-
-def note_skipped(opt, data):
-    """Prints how many queries the level `across` leaves out, if --eval_reference adds no images to their gallery."""
-    for split in splits_to_evaluate(opt, data):
-        n = data.description['splits'][split].get('n_lone_queries_across', 0)
-        if n and opt.eval_reference == 'self' and processes.is_main():
-            print(f'Note: {n:,} of {data.evaluation[split].n_queries:,} queries of the {split} split have no image of '
-                  'their class from another group; the level across leaves them out.', file=sys.stderr)

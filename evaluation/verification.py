@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from evaluation.ranking import precision
-from evaluation.ranking.arrays import in_threads, pick
-from evaluation.ranking.counting import score_at_rank
+from evaluation.ranking.arrays import chunks, in_threads, pick
 
 TILE = 1024                  # images on each side of a tile: 4 MB of similarities
 CHUNK = 1 << 23              # similarities that each thread holds at a time, where whole rows are needed: 32 MB
@@ -19,7 +18,6 @@ STEPS = 1 << 15              # to find a threshold, similarities are rounded to 
 N_BINS = 2 * STEPS + 1       # bins from −1 to 1
 RATES = 0.01, 0.1            # false-positive rates of the first and the last threshold of OPIS
 N_THRESHOLDS = 101           # thresholds over which OPIS averages
-SAMPLED = 64                 # a class's threshold is estimated from every SAMPLED-th image
 MORE = 1 + 1e-12             # factor for rate * number of pairs, which rounding may put just below a whole number
 
 
@@ -27,14 +25,13 @@ class Pairs:
     """
     The pairs of images of a split, from embeddings [N, D] and labels [N].
 
-    rates:  false-positive rates whose thresholds per class are computed in one pass.
     unit:   [N, D] float32 tensor of norm 1, in the order of the classes.
     labels: [N] their classes, from 0.
     ends:   [C + 1] where each class begins in `unit`, and where the last one ends.
     n_positives, n_negatives: [C] numbers of pairs with two images of a class, and with one image of it.
     """
 
-    def __init__(self, embeddings, labels, rates=()):
+    def __init__(self, embeddings, labels):
         order = torch.as_tensor(np.argsort(labels, kind='stable'), device=embeddings.device)
         self.unit = precision.on_the_sphere(embeddings).float().to(embeddings.device)[order]
         sizes = np.unique(labels, return_counts=True)[1]
@@ -42,8 +39,6 @@ class Pairs:
         self.ends = np.concatenate([[0], sizes.cumsum()])
         self.n_positives = sizes * (sizes - 1)
         self.n_negatives = sizes * (len(labels) - sizes)
-        self.rates = rates
-        self.thresholds = {}                                       # {rate: class_thresholds(rate)}
         self.lock = threading.Lock()
 
     def similarities(self, rows, columns):
@@ -93,68 +88,25 @@ class Pairs:
 
     def class_thresholds(self, rate):
         """[C] for each class, the threshold() of the pairs with one image of it."""
-        if rate not in self.thresholds:
-            rates = sorted({rate, *self.rates})
-            size = max(1, CHUNK // len(self.unit))
-            first = np.unique(np.searchsorted(self.ends, np.arange(0, len(self.unit), size), 'right') - 1)
-            groups = list(zip(first, [*first[1:], len(self.n_negatives)], strict=True))
-            found = in_threads(lambda group: self.block_thresholds(*group, rates, size), groups, 'compare pairs')
-            self.thresholds |= dict(zip(rates, np.concatenate(list(found)).T, strict=True))
-        return self.thresholds[rate]
+        size = max(1, CHUNK // len(self.unit))                         # images whose similarities are held at a time
+        first = np.unique(np.searchsorted(self.ends, np.arange(0, len(self.unit), size), 'right') - 1)
+        groups = list(zip(first, [*first[1:], len(self.n_negatives)], strict=True))
+        found = in_threads(lambda group: self.thresholds_of(*group, rate), groups, 'compare pairs')
+        return np.concatenate(list(found))
 
-    def block_thresholds(self, first, last, rates, size, low=None):
-        """
-        [c, number of rates] thresholds of the classes from `first` up to but not including `last`, from blocks of about
-        `size` rows. Counts the bins from `low` on; by default from a bin estimated for each class, and again from 0 if
-        that was too high.
-        """
-        tails = {}
-        top, end = self.ends[[first, last]]
-        edges = np.linspace(top, end, max(1, round((end - top) / size)) + 1).astype(int)
-        for rows in map(slice, edges[:-1], edges[1:]):
-            similarities = self.similarities(rows, slice(None))
-            for label in range(self.labels[rows.start], self.labels[rows.stop - 1] + 1):
-                start, stop = self.ends[label:label + 2]
-                mine = similarities[max(start - rows.start, 0):stop - rows.start]
-                mine[:, start:stop] = -2
-                if label not in tails:
-                    begins = self.estimated_bin(label, mine, rates[-1]) if low is None else low
-                    tails[label] = Tail(begins)
-                tails[label].add(mine)
-        found = []
-        for label, tail in tails.items():
-            limits = self.n_negatives[label] * np.array(rates)
-            if tail.low == 0 or tail.counts[1:].sum() > limits[-1] * MORE:
-                found.append([[threshold(tail.counts, limit) + tail.low for limit in limits]])
-            else:
-                found.append(self.block_thresholds(label, label + 1, rates, size, low=0))
-        return np.concatenate(found)
-
-    def estimated_bin(self, label, similarities, rate):
-        """A bin below which a class's threshold at `rate` seldom lies, from similarities [r, N] of a few images."""
-        start, stop = self.ends[label:label + 2]
-        n = (stop - start) * len(self.unit)
-        depth = 1 + rate * self.n_negatives[label]
-        reached = score_at_rank(similarities[:, ::SAMPLED].reshape(1, -1), n, depth)[0]
-        return max(0, int(rounded(np.maximum(reached, -1))))
-
-
-class Tail:
-    """
-    Counts similarities by bin, from the bin `low` on.
-
-    counts: [N_BINS - low]; if low > 0, the first number may be too large.
-    """
-
-    def __init__(self, low):
-        self.low = low
-        self.counts = np.zeros(N_BINS - low, np.int64)
-
-    def add(self, similarities):
-        """Counts similarities [...]; pairs that are not to be counted have a similarity below −1."""
-        lowest = np.float32((self.low - 1) / STEPS - 1)
-        *_, some = pick(similarities, similarities >= lowest)
-        self.counts += np.bincount(np.maximum(rounded(some) - self.low, 0), minlength=len(self.counts))
+    def thresholds_of(self, first, last, rate):
+        """[c] class_thresholds() of the classes from `first` up to but not including `last`."""
+        found, counts = [], 0
+        for rows in chunks(np.arange(*self.ends[[first, last]]), len(self.unit), CHUNK):
+            similarities = self.similarities(slice(rows[0], rows[-1] + 1), slice(None))
+            for label in np.unique(self.labels[rows]):
+                start, end = self.ends[label:label + 2]
+                own = similarities[self.labels[rows] == label]
+                counts = counts + histogram(np.delete(own, slice(start, end), axis=1))
+                if end <= rows[-1] + 1:                                # the class ends in these rows
+                    found.append(threshold(counts, rate * self.n_negatives[label]))
+                    counts = 0
+        return found
 
 
 def histogram(similarities):

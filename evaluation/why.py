@@ -98,14 +98,3 @@ def similarity_map(network, image, other, of_features=False):
         n_rows = round((len(added) * image.shape[1] / image.shape[2]) ** 0.5)
         added = added.reshape(n_rows, -1)
     return (added + (cosine - added.sum()) / added.numel()).cpu()
-
-
-def is_exact(network, image, other, of_features=False):
-    """Whether the cosine, up to the norm, is linear in the maps: whether its gradient is the same elsewhere."""
-    with torch.no_grad():
-        maps = feature_maps(network, image[None])
-        moved = maps.flip(1) * 0.5
-        scale = [embedding_of(network, part, of_features)[0].norm() for part in (maps, moved)]
-    first, second = (gradient_at(network, part, other, of_features)[1] * norm
-                     for part, norm in zip((maps, moved), scale, strict=True))
-    return torch.allclose(first, second, rtol=1e-3, atol=1e-5 * float(first.abs().max()))

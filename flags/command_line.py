@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from flags import hints
-from flags.help_texts import Facts, Formatter, Help, PrintCompletion, facts
+from flags.help_texts import Facts, Formatter, Help, facts
 from flags.method_flags import expected_number
 from utilities import image_size
 from utilities.errors import UserError
-from utilities.yaml_text import read_yaml
+from utilities.files import read_yaml
 
 LARGEST = 2 ** 63 - 1                # the largest whole number of tensors and of torch's seeds
 FACTS = inspect.signature(Facts).parameters
@@ -130,7 +130,7 @@ class SizeOfImages(argparse.Action):
 
     def __call__(self, parser, namespace, values, option_string=None):
         if len(values) > 2:
-            raise argparse.ArgumentError(self, f'expected one number, or height and width, not {shown(values)}')
+            raise argparse.ArgumentError(self, f'expected one number, or height and width, not {text_of(values)}')
         size = values[0] if len({*values}) == 1 else values
         setattr(namespace, self.dest, size)
 
@@ -186,10 +186,6 @@ def add_declared(add, switch, flag, values, **known):
     return add(f'--{flag}', default=default, **options, **known)
 
 
-def add_completion(parser):
-    parser.add_argument('--print_completion', action=PrintCompletion)
-
-
 def flags_with_attribute(parser, fact):
     """{flag: value of the fact} for the flags whose Facts have it. fact: the name of an attribute of Facts."""
     values = {action.dest: getattr(facts(action), fact) for action in parser._actions}
@@ -218,7 +214,7 @@ def flags_in_groups(parser, *titles):
 
 
 def read_config(parser, file, excluded=()):
-    """The flags and values of a YAML file, checked as in known()."""
+    """The flags and values of a YAML file, checked as in accepted_settings()."""
     try:
         settings = read_yaml(Path(file).read_text(encoding='utf-8')) or {}
     except OSError as error:
@@ -227,16 +223,16 @@ def read_config(parser, file, excluded=()):
         raise UserError(f'--config {file}: not a YAML file of flags: {error}') from None
     if not isinstance(settings, dict):
         raise UserError(f'--config {file}: expected lines of the form "flag: value"')
-    return known(parser, settings, f'--config {file}', excluded)
+    return accepted_settings(parser, settings, f'--config {file}', excluded)
 
 
-def known(parser, settings, where, excluded=()):
+def accepted_settings(parser, settings, where, excluded=()):
     """
     Returns `settings`, {flag: value}, if the command line would accept each of them; else raises UserError.
 
     where: the source of the settings, for the message. excluded: flags that are refused.
     """
-    names = set(known_flags(parser)) - {'help', 'print_completion', *excluded}
+    names = set(known_flags(parser)) - {'help', *excluded}
     unknown = [f'{where}: {name}: unknown flag{hints.unknown(str(name), known_flags(parser))}'
                for name in settings if name not in names]
     if unknown:
@@ -301,7 +297,7 @@ def as_list(value):
     return list(value) if isinstance(value, tuple) else value            # YAML has no tuples
 
 
-def shown(value):
+def text_of(value):
     return ' '.join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -24,26 +24,6 @@ class Help(argparse.Action):
         parser.exit()
 
 
-class PrintCompletion(argparse.Action):
-    def __init__(self, option_strings, dest):
-        super().__init__(option_strings, dest, choices=['bash', 'zsh', 'tcsh'], default=argparse.SUPPRESS,
-                         help='print a script that completes flags in this shell (needs shtab)')
-
-    def __call__(self, parser, namespace, shell, option_string=None):
-        try:
-            import shtab
-        except ImportError:
-            raise UserError('--print_completion: the package shtab is missing; install it by '
-                            '`pip install shtab`') from None
-        for action in parser._actions:
-            if facts(action).names:
-                action.choices = [*facts(action).names]
-            if action.metavar and re.search('FILE|FOLDER', str(action.metavar)):
-                action.complete = shtab.FILE
-        print(shtab.complete(parser, shell))
-        parser.exit()
-
-
 @dataclass
 class Facts:
     """
@@ -90,7 +70,7 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
         return text if '\n' in text else super()._fill_text(text, width, indent)          # tables stay as they are
 
     def _get_help_string(self, action):
-        return shown_help(action)
+        return help_with_notes(action)
 
     def _get_default_metavar_for_optional(self, action):
         return getattr(action.type, '__name__', 'NAME')
@@ -103,7 +83,7 @@ def help_with_choices(action):
     return '; '.join([action.help or '', *meanings])
 
 
-def shown_help(action):
+def help_with_notes(action):
     known = facts(action)
     text = help_with_choices(action)
     if known.names:
@@ -169,9 +149,6 @@ def about(parser, word):
         shown = named if len(others) > MOST else others
         section(formatter, f'flags with "{word}"', shown)
         explained += shown
-    elif named and len(named) <= 3 and not own:
-        section(formatter, f'flags with "{word}" in their name', named)
-        explained += named
     rest = [option_name(action) for action in others if action not in explained]
     if rest:
         kind = 'other flags' if explained else 'flags'
@@ -210,7 +187,7 @@ def holds(action, word):
     """Returns True if the name of a flag, or a word of its help, contains this word."""
     if any(word.lower() in name.lower() for name in (*action.option_strings, action.dest)):
         return True
-    return bool(re.search(rf'(?<![a-z_]){re.escape(word)}', shown_help(action), re.IGNORECASE))
+    return bool(re.search(rf'(?<![a-z_]){re.escape(word)}', help_with_notes(action), re.IGNORECASE))
 
 
 def similar(parser, word):

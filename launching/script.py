@@ -48,7 +48,8 @@ def commands(file, environment=None):
     text = read(file)
     if is_executable(text):
         text = listed_by(file, environment or {})
-    found, assigned = [], {}
+    found = []
+    assigned = {}
     for number, words in lines_of_words(text):
         arguments = main_arguments(words, assigned, f'{file}, line {number}')
         if arguments is not None:
@@ -97,13 +98,17 @@ def lines_of_words(text):
     Yields (number, words) for each line, joined to the next one where it ends with a backslash or within quotes. A
     word is a list of pieces: (kind, a name of a group in PIECE; text).
     """
-    position, lines, number = 0, 1, 1
-    words, word = [], []
+    position = 0
+    number = lines = 1                # of the line that words begin in, and of the text so far
+    words = []
+    word = []
     while position < len(text):
         piece = PIECE.match(text, position)
-        kind, part = piece.lastgroup, piece[0]
+        kind = piece.lastgroup
+        part = piece[0]
         if kind == 'comment' and word:                            # within a word
-            kind, part = 'plain', '#'
+            kind = 'plain'
+            part = '#'
         position += len(part)
         lines += part.count('\n')
         if kind in ('blank', 'end') and word:
@@ -130,7 +135,8 @@ def main_arguments(words, assigned, where):
     kind, start = words[-1][0]
     assignment = kind == 'plain' and written[:-1] in ([], ['export']) and ASSIGNMENT.match(start)
     if assignment:
-        name, value = assignment[1], [(kind, start[assignment.end():]), *words[-1][1:]]
+        name = assignment[1]
+        value = [(kind, start[assignment.end():]), *words[-1][1:]]
         # an argument of the script is taken from the environment, under the name that it is assigned to
         if ARGUMENT.fullmatch(written[-1][assignment.end():].strip('"')):
             value = [('variable', f'${name}')]
@@ -159,7 +165,8 @@ def expanded(word, assigned, where):
                         'quotes')
     if bare.startswith('~'):
         word = [('double', '"$HOME"'), ('plain', word[0][1][1:]), *word[1:]]
-    found, current = [], None
+    found = []
+    current = None
     for kind, text in word:
         if kind != 'variable':
             current = (current or '') + unquoted(kind, text, assigned, where)

@@ -32,7 +32,8 @@ def slot_arguments(opt):
     if opt.gpus:
         if not re.fullmatch(r'\d+(,\d+)*', opt.gpus):
             raise UserError(f'--gpus {opt.gpus}: expected indices separated by commas, such as 0,1')
-        gpus, n = opt.gpus.split(','), opt.gpus_per_run
+        gpus = opt.gpus.split(',')
+        n = opt.gpus_per_run
         if len(gpus) % n:
             raise UserError(f'--gpus {opt.gpus} --gpus_per_run {n}: the number of GPUs must be a multiple of {n}')
         divide_cores(len(gpus) * opt.per_gpu)

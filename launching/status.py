@@ -20,7 +20,10 @@ def dry_run(runs):
     for run in runs:
         folder = run.folder()
         done = folder and reading.is_finished(folder)
-        what = 'finished' if done else f'would be resumed, {folder}' if folder else 'would be started'
+        if done:
+            what = 'finished'
+        else:
+            what = f'would be resumed, {folder}' if folder else 'would be started'
         print(f'{run.name}: {what}')
     print(f'{len(runs)} runs; all command lines are valid.')
     for problem, n in missing_data(runs).items():

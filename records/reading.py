@@ -25,7 +25,6 @@ class Run:
     test_images: the hash of its images; None where it is not recorded.
     merged: whether its settings have changed within the run, so that tables leave it out.
     other_data: how its data differ from those of published results, a sentence; '' where they do not.
-    has_twin: whether another run has the same `test`, but other images.
     """
     name: str
     where: str
@@ -36,12 +35,6 @@ class Run:
     test_images: str | None = None
     merged: bool = False
     other_data: str = ''
-    has_twin: bool = False
-
-    @property
-    def test_set(self):
-        """The hash of its test set in reports: of the images, where that of the classes does not tell it apart."""
-        return self.test_images if self.has_twin else self.test
 
     @property
     def dataset(self):

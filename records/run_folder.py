@@ -14,8 +14,7 @@ import yaml
 
 from utilities import machine
 from utilities.errors import UserError
-from utilities.files import file_hash, remove_stale, write_text
-from utilities.yaml_text import UniqueKeys, read_yaml
+from utilities.files import UniqueKeys, file_hash, read_yaml, remove_stale, write_text
 
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb', 'pytorch-metric-learning')
@@ -186,6 +185,10 @@ def read(folder):
     expected = {'flags': dict, 'split_hash': str, 'run_id': str, 'resumed': list}        # `resumed` is written last
     if not isinstance(config, dict) or any(not isinstance(config.get(name), kind) for name, kind in expected.items()):
         raise UserError(f'{file}: cut off, or not the config.yaml of a run folder; pass a file of flags with --config')
+    beside = sorted(config.keys() & config['flags'].keys())
+    if beside:
+        raise UserError(f'{file}: the flag {beside[0]} stands beside flags:, where it has no effect; expected it below '
+                        'flags: only')
     return config
 
 

@@ -1,9 +1,8 @@
 """
 The records of an ensemble, in a folder that, like a run's, is created in one move and never overwritten:
-ensemble.yaml, log.csv, folds.csv, records.sqlite, tensorboard/.
+ensemble.yaml, log.csv, folds.csv, records.sqlite.
 """
 import contextlib
-import importlib.util
 import os
 import shutil
 import sqlite3
@@ -15,8 +14,7 @@ import pandas
 from records import columns, run_folder
 from records.writing import as_text
 from utilities.errors import UserError
-from utilities.files import read_csv, write_csv
-from utilities.yaml_text import read_yaml
+from utilities.files import read_csv, read_yaml, write_csv
 
 SETTINGS = 'ensemble.yaml'
 
@@ -89,20 +87,7 @@ def write(folder, settings, log, folds):
                     for row in rows])
                 table = pandas.DataFrame(rows)
                 table.to_sql(name, database, index=False, dtype=dict.fromkeys(filter(is_score, table), 'REAL'))
-        if importlib.util.find_spec('tensorboard'):
-            write_events(unfinished / 'tensorboard', log, max(row['epoch'] for row in folds))
         return run_folder.settle(unfinished, folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-
-
-def write_events(folder, log, last):
-    """A series per form and state, with a run's names (test/map_at_r), at the last of the members' epochs."""
-    from torch.utils.tensorboard import SummaryWriter
-    for row in log:
-        epoch = last if row['trained_status'] == 'trained' else 0
-        with SummaryWriter(folder / f'{row["form"]}_{row["trained_status"]}') as writer:
-            for name, value in row.items():
-                if is_score(name) and value is not None:
-                    writer.add_scalar(columns.at_backend(name), value, epoch)

@@ -2,8 +2,6 @@
 The networks of several folds on the test classes that they share: separated, each network on its own, and concatenated,
 their embeddings joined end to end. Musgrave et al., A Metric Learning Reality Check, ECCV 2020, https://arxiv.org/abs/2003.08505.
 """
-from pathlib import Path
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -57,26 +55,17 @@ def joined(members):
 
     members: for each network a list of Embedded. The first network's list gives the order of the N images.
     """
-    embedded = []
-    names = []
-    orders = []
-    for parts in members:
-        images = [image for part in parts for image in identities(part.images)]
-        orders.append(sorted(range(len(images)), key=images.__getitem__))
-        names.append([images[i][:2] for i in orders[-1]])
-        if names[-1] != names[0]:
-            raise UserError('the folds were trained on different images: their classes have other files; an ensemble '
-                            'needs one --source_path')
-        embedded.append(F.normalize(torch.cat([part.embeddings for part in parts]), dim=1)[orders[-1]])
-    embeddings = torch.empty(len(orders[0]), sum(part.shape[1] for part in embedded), device=embedded[0].device)
-    embeddings[orders[0]] = torch.cat(embedded, dim=1)
+    sources = [np.array([str(source) for part in parts for source in part.images.sources]) for parts in members]
+    orders = [names.argsort().tolist() for names in sources]
+    sorted_embeddings = []
+    for parts, names, order in zip(members, sources, orders, strict=True):
+        if not np.array_equal(names[order], sources[0][orders[0]]):
+            raise UserError('the folds have other images: an ensemble needs one --source_path, with the same files')
+        sorted_embeddings.append(F.normalize(torch.cat([part.embeddings for part in parts]), dim=1)[order])
+    together = torch.cat(sorted_embeddings, dim=1)
+    embeddings = torch.empty_like(together)
+    embeddings[orders[0]] = together
     return embeddings
-
-
-def identities(images):
-    """(class, file name, path) of each image; only the first two are the same on all machines."""
-    return [(images.class_names[label], Path(str(source)).name, str(source))
-            for source, label in zip(images.sources, images.labels.tolist(), strict=True)]
 
 
 def mean_over_folds(rows):

@@ -7,7 +7,7 @@ import pandas
 
 from evaluation import titles
 from reports import naming
-from utilities.plotting import COLUMN, GREY, mark, new_figure, plain, save, styled, whole_epochs
+from utilities.plotting import COLUMN, GREY, literal, mark, new_figure, save, styled, whole_epochs
 
 WIDEST = 28                                                # letters in a line of a label
 LETTER, LINE = 0.055, 0.145                                # inches: the width of a letter, the height of a line
@@ -16,7 +16,7 @@ LETTER, LINE = 0.055, 0.145                                # inches: the width o
 def label_of(method, n=1):
     """The name of a method as lines, with its number of runs if there are several."""
     number = f' (n\u00a0=\u00a0{n})' if n > 1 else ''                                     # on one line
-    return plain(textwrap.fill(naming.method(method) + number, WIDEST))
+    return literal(textwrap.fill(naming.method(method) + number, WIDEST))
 
 
 def height_of(labels):
@@ -31,7 +31,7 @@ def height_of_ticks(labels):
 
 def entitled(figure, title):
     """Writes a title above the axes and the legend, and returns the figure."""
-    figure.suptitle(plain(textwrap.fill(title, int(figure.get_figwidth() / LETTER))), size='medium')
+    figure.suptitle(literal(textwrap.fill(title, int(figure.get_figwidth() / LETTER))), size='medium')
     return figure
 
 

@@ -14,7 +14,7 @@ from evaluation import titles
 from records import columns, reading, run_folder
 from records.reading import Run
 from reports import differences, naming, selection, significance, tables
-from reports.groups import by_test_set, tell_images_apart
+from reports.groups import names_of_data
 from utilities import text_tables
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
@@ -137,28 +137,22 @@ def compare(old, new, metrics, digits=1):
     in both files. Each is a significance.difference; p-values are corrected by Holm's method, and a difference with p
     below 0.05 is bold.
 
-    metrics: as for --metrics. A group on several test sets has lines for each. Groups, or test sets of a group, that
-    only one file has are named and not compared. Raises UserError where the files have no group in common.
+    metrics: as for --metrics. A group on several test sets has lines for each. Groups on a test set that only one file
+    has are named and not compared. Raises UserError where the files have no group on a test set in common.
     """
     names = list(dict.fromkeys(map(columns.asked_for, metrics)))
-    runs = [read(old), read(new)]
-    tell_images_apart(sum(runs, []))
-    before, after = map(by_group, runs)
+    of_old, of_new = read(old), read(new)
+    data, notes = names_of_data(of_old + of_new)
+    before = by_group(of_old, data[:len(of_old)])
+    after = by_group(of_new, data[len(of_old):])
     found = []
-    moved = []
     for key in [key for key in before if key in after]:
-        dataset, group = key
-        pairs, alone = on_equal_test_sets(before[key], after[key])
-        moved += [f'{group} on {naming.dataset(place_of(dataset, test)) if pairs else dataset}'
-                  for test in (alone if pairs else [None])]
-        for test, pair in pairs.items():
-            for name in names:
-                values = [{run.seed: selection.value_in(run, run.rows[-1], name) for run in runs} for runs in pair]
-                place = place_of(dataset, test) if len(pairs) + len(alone) > 1 else dataset
-                found.append((place, group, name, *values))
+        for name in names:
+            values = [{run.seed: selection.value_in(run, run.rows[-1], name) for run in runs}
+                      for runs in (before[key], after[key])]
+            found.append((*key, name, *values))
     if not found:
-        raise UserError(f'--compare {old} {new}: they have no group of a data set in common'
-                        + (f' that was evaluated on the same test set: {", ".join(moved)}' if moved else ''))
+        raise UserError(f'--compare {old} {new}: they have no group on a test set in common')
     changes = [significance.difference(new, old) for *_, old, new in found]
     p_values = significance.holm([change.p for change in changes])
     cells = []
@@ -173,35 +167,17 @@ def compare(old, new, metrics, digits=1):
              f'{len(found)} differences, {beyond} of them larger than seeds explain (bold: p < 0.05, corrected by '
              "Holm's method). ±: half of the 95 % interval. Differences are over the seeds in both files, if these are "
              'two or more.']
-    if moved:
-        lines.append(f'Not compared, since the test sets differ (other classes or images): '
-                     f'{", ".join(moved)}.')
+    lines += [f'{note}.' for note in notes]
     for title, one, other in ('Only in the old file', before, after), ('Only in the new file', after, before):
-        missing = [f'{group} on {dataset}' for dataset, group in one if (dataset, group) not in other]
+        missing = [f'{group} on {naming.dataset(place)}' for place, group in one if (place, group) not in other]
         if missing:
             lines.append(f'{title}: {", ".join(missing)}.')
     return '\n'.join(lines)
 
 
-def by_group(runs):
-    """{(data set, group): {test set, None where none is known: [Run]}}"""
+def by_group(runs, data):
+    """{(data set, group): [Run]}; data: the data set of each run."""
     found = {}
-    for run in runs:
-        found.setdefault((run.dataset, run.group), []).append(run)
-    return {key: {next((run.test_set for run in part if run.test_set), None): part for part in by_test_set(members)}
-            for key, members in found.items()}
-
-
-def on_equal_test_sets(before, after):
-    """
-    {test set: (old runs, new runs)} of a group, as by_group() gives them, and the test sets that only one file has. One
-    test set that is not recorded is taken to be the other file's.
-    """
-    if len(before) == len(after) == 1 and None in {*before, *after}:
-        return {None: (*before.values(), *after.values())}, []
-    shared = {test: (before[test], after[test]) for test in before if test in after}
-    return shared, [test for test in {**before, **after} if test not in shared]
-
-
-def place_of(dataset, test):
-    return f'{dataset}@{test or naming.UNKNOWN}'
+    for run, place in zip(runs, data, strict=True):
+        found.setdefault((place, run.group), []).append(run)
+    return found

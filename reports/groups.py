@@ -1,4 +1,5 @@
 """Runs -> groups of the seeds of one setting on one data set, and notes on the runs that are left out."""
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,27 +17,16 @@ class Group:
     """
     The valid runs of one setting on one test set of a data set.
 
+    data:     the data set in column names, as names_of_data() gives it.
     method:   the name that naming.methods gives the setting.
     expected: the seeds that should be there.
-    data:     the data set in column names: <dataset>@<hash> where its groups have several test sets, and with
-              +<views> at the end where only some of its groups have these --eval_views.
     """
     name: str
     dataset: str
+    data: str
     runs: list
     method: str = ''
     expected: set = field(default_factory=set)
-    data: str = ''
-
-    @property
-    def test(self):
-        """The hash of the test split; None where no run has it recorded."""
-        return next((run.test_set for run in self.runs if run.test_set), None)
-
-    @property
-    def views(self):
-        """--eval_views as text, joined by +; empty for the images alone."""
-        return next((views_of(run) for run in self.runs), '')
 
     @property
     def missing(self):
@@ -52,162 +42,117 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
         with_unfinished: whether runs that did not finish count.
 
     Returns ([Group], notes): a sentence for each run and seed that is left out, and for each run that counts although
-    it is unfinished or has other flags, and for data sets with several test sets. Runs of a group on several test sets
-    make a Group for each. Raises UserError where a Group has two runs of a seed, or runs with other --eval_views.
+    it is unfinished or has other flags, and for data sets with several test sets. Runs of a group on several test sets,
+    or with other --eval_views, make a Group for each. Raises UserError where a Group has two runs of a seed.
     """
-    notes, found, planned = [], {}, {}
-    for run in runs:
-        found.setdefault((run.dataset, run.group), []).append(run)
+    counted, notes = those_that_count(runs, with_unfinished)
+    names, notes_on_data = names_of_data(counted)
+    found, planned, first = {}, {}, {}
+    for run, data in zip(counted, names, strict=True):
+        found.setdefault((run.dataset, data, run.group), []).append(run)
+        first.setdefault(run.dataset, data)
     for dataset, name, seed in expected:
         planned.setdefault((dataset, name), set()).add(seed)
-    groups = []
-    for (dataset, name), members in found.items():
-        used, about = those_that_count(members, with_unfinished)
-        notes += about
-        for of_test_set in by_test_set(used) or [[]]:
-            require_one_run_of_a_seed(name, of_test_set)
-            require_same_views(name, of_test_set)
-            notes += differences(name, of_test_set)
-            groups.append(Group(name, dataset, of_test_set))
-    groups += [Group(name, dataset, []) for dataset, name in planned if (dataset, name) not in found]
+    groups = [Group(name, dataset, data, members) for (dataset, data, name), members in found.items()]
+    settings = dict.fromkeys([*((run.dataset, run.group) for run in runs), *planned])
+    empty = settings.keys() - {(group.dataset, group.name) for group in groups}
+    groups += [Group(name, dataset, first.get(dataset, dataset), []) for dataset, name in settings
+               if (dataset, name) in empty]
     methods = naming.methods((group.dataset, group.name) for group in groups)
-    about_test_sets = separate_test_sets(groups)
     for group in groups:
+        require_one_run_of_a_seed(group)
+        notes += differences(group.name, group.runs)
         group.method = methods[group.dataset, group.name]
         group.expected = set(seeds) or planned.get((group.dataset, group.name)) or {
             run.seed for other in groups if other.data == group.data for run in other.runs}
         if group.missing:
-            place = naming.dataset(group.data) if {'@', '+'} & {*group.data} else group.data
-            notes.append(f'{group.name} on {place}: seed(s) {", ".join(map(str, group.missing))} missing')
-    notes += about_test_sets + separate_views(groups)
+            notes.append(f'{group.name} on {naming.dataset(group.data)}: seed(s) '
+                         f'{", ".join(map(str, group.missing))} missing')
     if planned:
         order = {name: index for index, (_, name) in enumerate(planned)}
         groups.sort(key=lambda group: order.get(group.name, len(order)))
     else:
         groups.sort(key=lambda group: (group.data, group.name.casefold()))
-    return groups, notes
+    return groups, notes + notes_on_data
 
 
-def those_that_count(members, with_unfinished):
-    """(the runs of a group that count, by seed; a note on each of the others)."""
-    used, notes = [], []
-    for run in sorted(members, key=lambda run: (run.seed, run.name)):
+def those_that_count(runs, with_unfinished):
+    """(the runs that count, by group and seed; a note on each of the others, and on unfinished ones that count)."""
+    counted, notes = [], []
+    for run in sorted(runs, key=lambda run: (run.dataset, run.group, run.seed, run.name)):
         if run.merged:
             notes.append(f'{run.name}: its settings have changed within the run, as its config.yaml lists; left out')
             continue
         is_finished = run.state == FINISHED
         counts = bool(run.rows) and (is_finished or with_unfinished)
         if counts:
-            used.append(run)
+            counted.append(run)
         if not (is_finished and counts):
             notes.append(f'{run.name}: {"no epoch was recorded" if is_finished else run.state}; '
                          + ('counted all the same' if counts else 'left out'))
-    return used, notes
+    return counted, notes
 
 
-def by_test_set(runs):
+def names_of_data(runs):
     """
-    The runs of a group in a list for each test set. Runs without a recorded one are in a list of their own, but with
-    the others where these have one test set.
+    Returns ([the data set of each run in column names], notes).
+
+    A name is <dataset>, and <dataset>@<hash> where the runs on this data set have several test sets, with +<views> at
+    the end if only some of them have these --eval_views. In place of `folder` it begins with the name of the folder, if
+    that is the same in all runs.
     """
-    known = {run.test_set for run in runs if run.test_set}
-    found = {}
+    names, notes = {}, []
+    for dataset in dict.fromkeys(run.dataset for run in runs):
+        own = [run for run in runs if run.dataset == dataset]
+        tests = test_sets(own)
+        known = {test for test in tests if test}
+        views = ['+'.join(dict.fromkeys(map(str, run.flags.get('eval_views') or ()))) for run in own]
+        name = folder_name(own) if dataset == 'folder' else dataset
+        for run, test, view in zip(own, tests, views, strict=True):
+            of_test = f'@{test or naming.UNKNOWN}' if len(known) > 1 else ''
+            of_view = f'+{view}' if view and len(set(views)) > 1 else ''
+            names[id(run)] = name + of_test + of_view
+        if len(known) > 1:
+            notes.append(f'{dataset}: different test sets, listed separately, by the beginnings of their hashes')
+        if len(set(views)) > 1:
+            notes.append(f'{dataset}: different --eval_views, listed separately')
+        unknown = [run.name for run, test in zip(own, tests, strict=True) if not test]
+        if unknown and len(known) == 1:
+            notes.append(f'{dataset}: the test set is not recorded for {", ".join(unknown)}; it is taken to be the '
+                         'same as for the others')
+    return [names[id(run)] for run in runs], notes
+
+
+def test_sets(runs):
+    """
+    [hash of each run's test set, None where it is not recorded]: of the classes and their numbers of images; where
+    runs have other images of the same classes, of the images.
+    """
+    images = {}
     for run in runs:
-        found.setdefault(run.test_set if len(known) > 1 else None, []).append(run)
-    return [*found.values()]
+        images.setdefault(run.test, set()).add(run.test_images)
+    return [run.test_images if run.test_images and len(images[run.test] - {None}) > 1 else run.test for run in runs]
 
 
-def require_one_run_of_a_seed(name, runs):
-    """Raises UserError where two of the runs, sorted by seed, have the same one."""
-    for one, other in zip(runs, runs[1:], strict=False):
+def folder_name(runs):
+    """The name of the folder of images, if the runs have the same one; else `folder`."""
+    names = {Path(run.flags.get('source_path') or '').name or 'folder' for run in runs}
+    is_one = len(names) == 1 and not {'@', '+'} & {*''.join(names)}
+    return names.pop() if is_one else 'folder'
+
+
+def require_one_run_of_a_seed(group):
+    """Raises UserError where two of the group's runs, sorted by seed, have the same one."""
+    for one, other in itertools.pairwise(group.runs):
         if one.seed == other.seed:
-            raise UserError(f'group {name}: seed {one.seed} occurs twice, {one.where} and {other.where}; leave '
+            raise UserError(f'group {group.name}: seed {one.seed} occurs twice, {one.where} and {other.where}; leave '
                             'one out with --exclude')
 
 
 def require_one_test_set(name, runs):
     """Raises UserError where runs of a group were evaluated on different test sets, so that they have no mean."""
-    first = {run.test_set: run for run in reversed(runs) if run.test_set}
-    if len(first) > 1:
-        one, other = sorted(first.values(), key=runs.index)[:2]
-        raise UserError(f'group {name}: {one.where} and {other.where} were evaluated on different test sets (hashes '
-                        f'{one.test_set} and {other.test_set}: other classes or images), and have no common mean; '
-                        'leave one out with --exclude, or train it again under another --group')
-
-
-def separate_test_sets(groups):
-    """
-    Sets `data` of the groups, so that groups on different test sets are listed separately. Returns a sentence for
-    each data set with several test sets, or with some that are not recorded.
-    """
-    notes = []
-    for dataset in dict.fromkeys(group.dataset for group in groups):
-        members = [group for group in groups if group.dataset == dataset]
-        by_test = {}
-        for group in members:
-            if group.runs:
-                by_test.setdefault(group.test, []).append(group.name)
-        known = [test for test in by_test if test]
-        name = name_of_data(dataset, members)
-        for group in members:                                # one without runs is shown on the first test set
-            test = group.test if group.runs else next(iter(by_test), None)
-            group.data = f'{name}@{test or naming.UNKNOWN}' if len(known) > 1 else name
-        if len(known) > 1:
-            notes.append(f'{dataset}: different test sets, listed separately, by the beginnings of their hashes: '
-                         + '; '.join(f'{naming.short_hash(test or naming.UNKNOWN)}{source_of(members, test)}: '
-                                     f'{", ".join(names)}' for test, names in by_test.items()))
-        elif known and None in by_test:
-            notes.append(f'{dataset}: the test set is not recorded for {", ".join(by_test[None])}; it is taken to be '
-                         'the same as for the others')
-        notes += [f'{group.name}: the test set is not recorded for {", ".join(unknown)}; it is taken to be the same as '
-                  'for the others' for group in members
-                  if group.test and (unknown := [run.name for run in group.runs if not run.test_set])]
-    return notes
-
-
-def name_of_data(dataset, groups):
-    """The name of a data set in tables: for `folder`, that of the folder, if all runs of the groups have the same."""
-    folders = {Path(run.flags.get('source_path') or '').name for group in groups for run in group.runs}
-    is_one = dataset == 'folder' and len(folders) == 1 and not {'@', '+'} & set(''.join(folders))
-    return folders.pop() or dataset if is_one else dataset
-
-
-def source_of(groups, test):
-    """The --source_path of the runs on a test set, in brackets; empty where they have none or several."""
-    sources = {run.flags.get('source_path') for group in groups if group.test == test for run in group.runs}
-    return f' ({sources.pop()})' if len(sources) == 1 and all(sources) else ''
-
-
-def views_of(run):
-    return '+'.join(dict.fromkeys(map(str, run.flags.get('eval_views') or ())))
-
-
-def require_same_views(name, runs):
-    """Raises UserError where runs of a group were evaluated with other --eval_views, so that they have no mean."""
-    for one, other in zip(runs, runs[1:], strict=False):
-        if views_of(one) != views_of(other):
-            raise UserError(f'group {name}: {one.where} and {other.where} were evaluated with different --eval_views '
-                            f'({views_of(one) or "none"} and {views_of(other) or "none"}), and have no common mean; '
-                            'leave one out with --exclude, or train it again under another --group')
-
-
-def separate_views(groups):
-    """
-    Adds to `data` of the groups, so that groups with other --eval_views are listed separately. Returns a sentence for
-    each data set whose groups have several.
-    """
-    notes = []
-    for dataset in dict.fromkeys(group.dataset for group in groups):
-        members = [group for group in groups if group.dataset == dataset and group.runs]
-        by_views = {group.views: [] for group in members}
-        for group in members:
-            by_views[group.views].append(group.name)
-        if len(by_views) > 1:
-            for group in members:
-                group.data += f'+{group.views}' if group.views else ''
-            notes.append(f'{dataset}: different --eval_views, listed separately: ' + '; '.join(
-                f'{views or "none"}: {", ".join(names)}' for views, names in by_views.items()))
-    return notes
+    if len(set(names_of_data(runs)[0])) > 1:
+        raise UserError(f'group {name}: its runs were evaluated on different test sets, and have no common mean')
 
 
 def differences(name, runs):
@@ -221,12 +166,3 @@ def differences(name, runs):
         if len(values) > 1 and flag not in OF_A_SEED | parameters.may_differ():
             notes.append(f'group {name}: its runs differ in --{flag}: {", ".join(sorted(values))}')
     return notes
-
-
-def tell_images_apart(runs):
-    """Sets Run.has_twin where test splits of equal class names and numbers of images hold different images."""
-    images = {}
-    for run in runs:
-        images.setdefault(run.test, set()).add(run.test_images)
-    for run in runs:
-        run.has_twin = bool(run.test_images) and len(images[run.test] - {None}) > 1

@@ -10,26 +10,21 @@ DATASETS = {
     'omniglot': ('Omniglot', 'Omniglot'),
 }
 OTHER_PREFIXES = {'cars196': 'CAR'}                        # prefixes of the public code
-DIGITS = 6                                                 # digits of a test set's hash that are shown
-UNKNOWN = 'unknown'                                        # stands for the hash where none is recorded
+UNKNOWN = 'unknown'                                        # stands for a test set's hash where none is recorded
+DIGITS = len(UNKNOWN)                                      # digits of a hash that are shown
 
 
 def dataset(name):
     """
     >>> dataset('cub200'), dataset('my_data'), dataset('cub200@f08c6d3a'), dataset('inshop+0.8+flip')
-    ('CUB200-2011', 'my_data', 'CUB200-2011 (test set f08c6d)', 'In-Shop (views 0.8 flip)')
+    ('CUB200-2011', 'my_data', 'CUB200-2011 (test set f08c6d3)', 'In-Shop (views 0.8 flip)')
     >>> dataset('sop@unknown')
     'sop (test set unknown)'
     """
     name, _, views = name.partition('+')
     name, _, test = name.partition('@')
-    return (DATASETS.get(name, (name,))[0] + (f' (test set {short_hash(test)})' if test else '')
+    return (DATASETS.get(name, (name,))[0] + (f' (test set {test[:DIGITS]})' if test else '')
             + (f' (views {views.replace("+", " ")})' if views else ''))
-
-
-def short_hash(name):
-    """The beginning of a test set's hash, or UNKNOWN."""
-    return name if name == UNKNOWN else name[:DIGITS]
 
 
 def method(name):

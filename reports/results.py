@@ -1,9 +1,7 @@
 """Groups of runs over seeds -> the printed table, its files, and figures."""
 import sys
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-
-import pandas
 
 from evaluation import titles
 from records import columns
@@ -46,8 +44,8 @@ def report(opt, planned=()):
     if not any(group.runs for group in grouped):
         raise UserError('no run is left for the table:\n' + '\n'.join(f'  {note}' for note in notes))
     if opt.published:
-        from reports import published  # imports scipy, which other tables do not need
-        published.report(opt, grouped, notes)
+        from reports import papers  # imports scipy, which other tables do not need
+        papers.report(opt, grouped, notes)
         return
     problems = [f'left out: {problem}' for problem in selection.leave_out(grouped, rule)]
     scores, missing = selection.scores(grouped, names, rule)
@@ -64,8 +62,10 @@ def report(opt, planned=()):
     below = bool(opt.baseline) and len(datasets) > 1
     texts = {'latex': tables.latex(table, datasets, shown, caption, notes, below=below), 'csv': tables.csv(table),
              'markdown': tables.markdown(table, datasets, shown, caption, notes)}
-    plans = figure_plans(opt, grouped, names, rule) if opt.figures else {}
-    problems += [f'no value: {problem}' for plan in plans.values() for problem in sum(plan.missing.values(), [])]
+    planned_figures = []
+    if opt.figures:
+        planned_figures, without_value = plan_figures(opt, grouped, names, rule)
+        problems += [f'no value: {problem}' for problem in without_value]
     for problem in dict.fromkeys(problems):
         print(f'Note: {problem}', file=sys.stderr)
     print(texts['markdown'])
@@ -74,28 +74,18 @@ def report(opt, planned=()):
         from reports import final_rows
         final_rows.write(opt.rows, grouped, rule, names if opt.all_epochs else ())
         print(f'rows: {opt.rows}')
-    if opt.figures:
-        draw(opt, plans, rule)
+    for draw in planned_figures:
+        print(f'figure: {draw()}')
 
 
-@dataclass
-class Plan:
+def plan_figures(opt, grouped, names, rule):
     """
-    The figures of one data set. groups: the groups with runs; scores, missing: their selection.scores; matrix: the
-    columns of the correlation matrix; pairs: the columns (x, y) of each scatter plot; singles: the columns with curves
-    and bars.
+    ([functions that draw a figure each and return its file], [sentences that name runs without a value]). names: the
+    columns of the table. Raises UserError for a metric that no run has.
     """
-    groups: list
-    scores: pandas.DataFrame
-    missing: dict
-    matrix: list
-    pairs: list
-    singles: list
-
-
-def figure_plans(opt, grouped, names, rule):
-    """{data set: Plan}. names: the columns of the table. Raises UserError for a metric that no run has."""
-    plans = {}
+    from reports import figures  # imports matplotlib, which tables do not need
+    folder = Path(opt.figures)
+    plans, tables_of_scores = [], []
     chosen = [columns.asked_for(metric) for metric in opt.figure_metrics]
     for dataset in dict.fromkeys(group.data for group in grouped if group.runs):
         members = [group for group in grouped if group.data == dataset and group.runs]
@@ -108,30 +98,21 @@ def figure_plans(opt, grouped, names, rule):
             on_train = Column('train', metric).name
             on_test = Column('test', metric).name
             causes.append(on_train if on_train in shared else on_test)
-        pairs = [(cause, rule.by.name) for cause in causes if cause in shared]
-        singles = list(dict.fromkeys([rule.by.name, *names, *chosen]))
-        needed = dict.fromkeys([*matrix, *singles, *(name for pair in pairs for name in pair)])
-        scores, missing = selection.scores(members, list(needed), rule)
-        singles = [name for name in singles if scores[name].notna().any()]
-        plans[dataset] = Plan(members, scores, missing, matrix, pairs, singles)
-    selection.require_values(chosen, [(plan.scores, plan.missing) for plan in plans.values()])
-    return plans
-
-
-def draw(opt, plans, rule):
-    """Draws the figures, and prints their files."""
-    from reports import figures  # imports matplotlib, which tables do not need
-    folder = Path(opt.figures)
-    folder.mkdir(parents=True, exist_ok=True)
-    for dataset, plan in plans.items():
+        causes = [cause for cause in causes if cause in shared]
+        singles = [rule.by.name, *names, *chosen]
+        scores, missing = selection.scores(members, list(dict.fromkeys([*matrix, *singles, *causes])), rule)
+        tables_of_scores.append((scores, missing))
         title = naming.dataset(dataset)
-
-        def path(what, dataset=dataset):
-            return folder / f'{dataset}_{what}.{opt.format}'
-
-        files = [figures.correlation_matrix(plan.scores, plan.matrix, path('correlations'), title)]
-        files += [figures.scatter(plan.scores, x, y, path(f'{y}_against_{x}'), title) for x, y in plan.pairs]
-        for name in plan.singles:
-            files += [figures.curves(plan.groups, name, path(f'curves_{name}'), title),
-                      figures.bars(plan.scores, name, path(f'bars_{name}'), f'{title}, {rule.at}')]
-        print('\n'.join(f'figure: {file}' for file in files))
+        start = f'{folder / dataset}_'
+        plans.append(partial(figures.correlation_matrix, scores, matrix, f'{start}correlations.{opt.format}', title))
+        for cause in causes:
+            file = f'{start}{rule.by.name}_against_{cause}.{opt.format}'
+            plans.append(partial(figures.scatter, scores, cause, rule.by.name, file, title))
+        for name in dict.fromkeys(singles):
+            if scores[name].notna().any():
+                plans.append(partial(figures.curves, members, name, f'{start}curves_{name}.{opt.format}', title))
+                plans.append(partial(figures.bars, scores, name, f'{start}bars_{name}.{opt.format}',
+                                     f'{title}, {rule.at}'))
+    selection.require_values(chosen, tables_of_scores)
+    folder.mkdir(parents=True, exist_ok=True)
+    return plans, sum((sum(missing.values(), []) for _, missing in tables_of_scores), [])

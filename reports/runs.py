@@ -4,7 +4,7 @@ from pathlib import Path
 
 from records import reading, wandb_files
 from records.checkpoint import LAST
-from reports import groups, wandb_runs
+from reports import wandb_runs
 from utilities.errors import UserError
 
 FILES = {'splits.yaml', 'summary.json', LAST}             # log.csv and config.yaml are written by others as well
@@ -24,7 +24,6 @@ def collect(opt):
     kept = [run for run in runs if is_wanted(opt, run.dataset, run.name, run.where)]
     if not kept:
         raise UserError(f'{source}: {len(runs)} runs, but none is left by --datasets, --only and --exclude')
-    groups.tell_images_apart(kept)
     return kept
 
 

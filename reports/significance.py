@@ -32,8 +32,7 @@ def difference(one, other):
     if len(shared) > 1 or one.keys() == other.keys():
         one, other = (np.array([values[seed] for seed in shared]) for values in (one, other))
         return Difference(*t_interval(one - other), *paired_test(one, other), (len(shared), len(shared)))
-    one, other = list(one.values()), list(other.values())
-    return Difference(*difference_interval(one, other), welch_test(one, other), WELCH, (len(one), len(other)))
+    return Difference(*welch([*one.values()], [*other.values()]), WELCH, (len(one), len(other)))
 
 
 def difference_from_constant(values, constant):
@@ -67,33 +66,21 @@ def t_interval(values):
     return float(values.mean()), float(half_width_in_errors(len(values) - 1) * stats.sem(values))
 
 
-def difference_interval(one, other):
+def welch(one, other):
     """
-    (mean(one) − mean(other), half the width of its interval) of independent values. By Welch's t: Welch, The
-    Generalization of Student's Problem when Several Different Population Variances are Involved, Biometrika 34, 1947.
-    The width is nan if one of them is a single value.
+    (mean(one) − mean(other), half the width of its interval, two-sided p of equal means) of independent values. Welch,
+    The Generalization of Student's Problem when Several Different Population Variances are Involved, Biometrika 34,
+    1947. Width and p are nan if one of them is a single value, or nothing varies.
 
-    >>> difference_interval([1., 2., 3.], [1., 2., 3.])
-    (0.0, 2.266...)
+    >>> welch([1., 2., 3.], [1., 2., 3.]), welch([1., 2., 3.], [1.5])
+    ((0.0, 2.266..., 1.0), (0.5, nan, nan))
     """
-    one, other = np.asarray(one, float), np.asarray(other, float)
-    difference = float(one.mean() - other.mean())
-    if len(one) < 2 or len(other) < 2:
-        return difference, np.nan
-    return difference, welch_half_width([stats.sem(one), stats.sem(other)], [len(one) - 1, len(other) - 1])
-
-
-def welch_half_width(errors, freedoms):
-    """
-    Half the width of the 95 % interval of the difference between two independent means.
-
-    errors: the standard errors of the two means. freedoms: their degrees of freedom, n − 1.
-    """
-    squares = np.square(errors)
-    if not squares.any():
-        return 0.0
-    freedom = squares.sum() ** 2 / (squares ** 2 / freedoms).sum()
-    return float(half_width_in_errors(freedom) * np.sqrt(squares.sum()))
+    difference = float(np.mean(one) - np.mean(other))
+    if min(len(one), len(other)) < 2 or not (np.ptp(one) or np.ptp(other)):
+        return difference, np.nan, np.nan
+    test = stats.ttest_ind(one, other, equal_var=False)
+    low, high = test.confidence_interval()
+    return difference, float(high - low) / 2, float(test.pvalue)
 
 
 def half_width_to_published(values, population_std, n):
@@ -108,20 +95,9 @@ def half_width_to_published(values, population_std, n):
         return float(half_width_in_errors(n - 1) * std * np.sqrt(1 + 1 / n))
     if np.isnan(std):
         return t_interval(values)[1]
-    return welch_half_width([stats.sem(values), std / np.sqrt(n)], [len(values) - 1, n - 1])
-
-
-def welch_test(one, other):
-    """
-    Two-sided p of the hypothesis that two independent samples have the same mean, by Welch's t-test. nan where one of
-    them is a single value, or nothing varies.
-
-    >>> welch_test([1., 2., 3.], [1., 2., 3.]), welch_test([1., 2., 3.], [1.5])
-    (1.0, nan)
-    """
-    if min(len(one), len(other)) < 2 or not (np.ptp(one) or np.ptp(other)):
-        return np.nan
-    return float(stats.ttest_ind(one, other, equal_var=False).pvalue)
+    squares = np.square([stats.sem(values), std / np.sqrt(n)])             # of the two standard errors
+    freedom = squares.sum() ** 2 / (squares ** 2 / [len(values) - 1, n - 1]).sum()
+    return float(half_width_in_errors(freedom) * np.sqrt(squares.sum()))
 
 
 def paired_test(one, other):

@@ -83,7 +83,6 @@ def build():
     commands = parser.add_subparsers(dest='action', metavar='ACTION', required=True, prog='Evaluate_Network.py RUN')
     for name, action in ACTIONS.items():
         action.flags(commands.add_parser(name, help=action.help, description=action.help, epilog=MORE))
-    command_line.add_completion(parser)
     return parser
 
 
@@ -95,7 +94,7 @@ def parse(arguments):
     """
     parser = build()
     words = [*itertools.takewhile(lambda word: not word.startswith('-'), arguments)]
-    if {'-h', '--help', '--print_completion'} & {*arguments}:
+    if {'-h', '--help'} & {*arguments}:
         is_action_alone = words and words[0] in ACTIONS
         parser.parse_args(['RUN', *arguments] if is_action_alone else arguments)
     if not words:

@@ -173,15 +173,15 @@ def draw(file, queries, nearest, distances, said, transform):
         tiles += [tile(path, transform, f'{distance:.3f}', plotting.GREY)
                   for path, distance in zip(found[:N_COLUMNS], far, strict=False)]
         name = 'unknown' if answer.get('unknown') else answer.get('class')
-        title = plotting.plain(Path(photo).name, 60)
-        rows.append((f'{title} ({plotting.plain(name, 60)})' if name else title, tiles))
+        title = plotting.literal(Path(photo).name, 60)
+        rows.append((f'{title} ({plotting.literal(name, 60)})' if name else title, tiles))
     plotting.save(plotting.panel(rows), file)
 
 
 def tile(path, transform, text, colour):
     """(pixels [H, W, 3], colour of the frame, text) of a photo; white where the file is gone or broken."""
     try:
-        image = transform.pipeline(decoding.open_photo(path))
+        image = transform.pipeline(decoding.read_upright(path))
     except UserError:
         return np.full((1, 1, 3), 255, np.uint8), colour, f'{text} (not found)'
     return (image * 255).round().byte().permute(1, 2, 0).numpy(), colour, text

@@ -150,17 +150,17 @@ class Photos(torch.utils.data.Dataset):
     def __getitem__(self, index):
         image = self.images[index]
         if not command_line.is_text(str(image)):
-            return index, None, (f'{decoding.shown(image)}: names of images cannot hold bytes that are not UTF-8; '
-                                 'rename it')
+            return index, None, (f'{decoding.printable_path(image)}: names of images cannot hold bytes that are not '
+                                 'UTF-8; rename it')
         try:
             photo = self.opened(image)
-            return index, self.pipeline.load(photo, self.pipeline.sample(photo)), None
+            return index, self.pipeline.load(photo), None
         except UserError as error:
             return index, None, f'{image}: not a readable image ({decoding.decoding_reason(error.__context__)})'
 
     def opened(self, image):
         if not hasattr(image, 'getexif'):
-            return decoding.open_photo(image)
+            return decoding.read_upright(image)
         with decoding.named(image):
             return prepared(image)
 

@@ -87,8 +87,6 @@ def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
             flask.abort(503, BUSY)
         except decoding.TooLarge:
             flask.abort(400, f'The photo has more than {MAX_MEGAPIXELS} million pixels.')
-        except decoding.TooManyScans as error:
-            flask.abort(400, f'The photo is {error}.')
         except Exception:  # decoders raise all kinds of exceptions on a file that is no image
             flask.abort(400, 'This file is not an image that can be read.')
         with lock, torch.inference_mode():
@@ -162,7 +160,7 @@ def neighbours(index, embedding, k, without=None, n_votes=0):
 
 def prepared(data, transform):
     """The photo in an uploaded file as the network takes it, and a preview where browsers cannot show the file."""
-    with decoding.opened(io.BytesIO(data), MAX_MEGAPIXELS) as image:
+    with decoding.open_image(io.BytesIO(data), MAX_MEGAPIXELS) as image:
         kind, photo = image.format, decoding.upright(image)
     return transform(photo), {} if kind in SHOWN else {'image': as_url(small(photo))}
 

@@ -10,7 +10,6 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from PIL import EpsImagePlugin, Image
@@ -19,6 +18,7 @@ import main
 import parameters
 from architectures import ARCHITECTURES
 from batch_mining import BATCHMINERS
+from benchmarks.runs import draw_classes
 from criteria import CRITERIA
 from datasampler import SAMPLERS
 from datasets import DATASETS, features
@@ -68,7 +68,7 @@ REASONS = {'cuda': 'needs an NVIDIA GPU: make test-gpu', 'sim': 'needs a simulat
 LONGEST = ('test_training_step.py', 'test_reliability.py', 'test_processes.py', 'test_search.py', 'test_hubconf.py',
            'test_export.py', 'test_resume.py', 'test_main.py', 'test_edits.py', 'test_folds.py', 'test_rectangular.py',
            'test_features.py', 'test_optimize.py', 'test_ensembles.py', 'test_backends.py', 'test_docs.py',
-           'test_embedding.py', 'test_slurm.py', 'test_several_processes.py', 'test_auto_resume.py',
+           'test_embedding.py', 'test_several_processes.py', 'test_auto_resume.py',
            'test_extending.py')
 
 
@@ -149,18 +149,6 @@ def shared():
     return SHARED
 
 
-def draw_classes(folder, n_classes, n_images, side=24, seed=0):
-    """A folder per class: noisy copies of a pattern of its own."""
-    random = np.random.default_rng(seed)
-    for c in range(n_classes):
-        pattern = random.uniform(0, 255, (side, side, 3))
-        (folder / f'class_{c:02d}').mkdir(parents=True)
-        for i in range(n_images):
-            pixels = (pattern + random.normal(0, 60, pattern.shape)).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f'class_{c:02d}' / f'{i}.png')
-    return folder
-
-
 @pytest.fixture(scope='session')
 def patterns(tmp_path_factory):
     """A --source_path for --dataset folder: 12 classes of 6 images."""
@@ -230,15 +218,6 @@ def other_program(tmp_path, monkeypatch):
     monkeypatch.setattr(EpsImagePlugin, 'gs_binary', None)             # which Pillow looks for once
     eps = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n'
     return SimpleNamespace(eps=eps, started=log.exists)
-
-
-@pytest.fixture
-def many_scans():
-    """A progressive JPEG file that repeats its last scan 500 times."""
-    file = io.BytesIO()
-    Image.effect_mandelbrot((64, 64), (-2, -1.5, 1, 1.5), 20).save(file, 'JPEG', progressive=True)
-    data = file.getvalue()
-    return data[:-2] + 500 * data[data.rindex(b'\xff\xda'):-2] + data[-2:]
 
 
 @pytest.fixture

@@ -192,16 +192,18 @@ def test_the_exported_network_of_the_start_page_is_loaded_by_the_lines_of_the_pa
 
 
 def test_the_comparison_of_the_start_page(there, capsys):
-    """With one of its three seeds, and one epoch of fine-tuning."""
+    """With one of its three seeds, and few epochs."""
     small = [word for word in SMALL if word not in ('--n_epochs', '1')]
+    small += ['--evaluation_metrics', 'e_recall@1', 'map_at_r']
     block, *_ = re.findall(r'```bash\n(.*?)```', section('docs/start.md', 'Compare'), re.DOTALL)
     loop = block.partition('python Launch_Runs.py')[0].replace('0 1 2', '0').replace('--n_epochs 10', '--n_epochs 1')
+    loop = loop.replace('linear.yaml"', 'linear.yaml --n_epochs 2"')
     subprocess.run(['bash', '-c', loop], check=True)
     assert follow('docs/start.md', 'Compare', small=small) == ['Launch_Runs.py', 'Result_Evaluations.py', 'main.py']
     found = re.search(r'before .*\d.*\n.*frozen .*\d.*\n.*tuned .*\d', capsys.readouterr().out)
     assert found and any((there / 'figures').iterdir())
     last = [rows_of(there / 'Comparison' / 'folder' / f'{group}_s0')[-1]['epoch'] for group in ('before', 'frozen')]
-    assert last == ['0', '20']
+    assert last == ['0', '2']
 
 
 def test_the_numbers_of_parts_in_the_comparison_are_those_of_the_registries_and_of_the_other_library():
@@ -231,18 +233,6 @@ def test_make_compare_executes_the_two_commands_of_the_page():
     assert '--latex table.tex --csv table.csv' in done.stdout.splitlines()[-1]
     parsed = Result_Evaluations.build().parse_args([*made[1][1:], '--latex', 'table.tex', '--csv', 'table.csv'])
     assert (parsed.latex, parsed.csv) == ('table.tex', 'table.csv')
-
-
-def test_the_comparison_of_two_methods(tmp_path, monkeypatch, capsys):
-    """With two of its five seeds."""
-    (tmp_path / 'run_scripts').symlink_to(ROOT / 'run_scripts')
-    monkeypatch.chdir(tmp_path)
-    small = [*SMALL, '--iterations_per_epoch', '4', '--test_size', '0.1', '--evaluation_metrics', 'e_recall@1',
-             'map_at_r']
-    some = ['--only', '_s0', '_s1', '--workers', '2']
-    done = follow('docs/result_evaluations.md', 'Compare two methods', *some, small=small)
-    assert done == ['Launch_Runs.py', 'Result_Evaluations.py']
-    assert re.search(r'Triplet Distance .*\(p [=<] 0\.\d+, n = 2\)', capsys.readouterr().out)
 
 
 def test_the_run_with_views(there):

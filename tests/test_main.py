@@ -499,8 +499,12 @@ def test_no_picture_is_named_that_is_not_there(quick, run, lone, tmp_path, capsy
 def test_a_key_that_stands_twice_in_the_config_of_a_run_is_refused(trained, run, tmp_path, capsys):
     folder = shutil.copytree(trained, tmp_path / 'edited')
     text = (folder / 'config.yaml').read_text()
-    (folder / 'config.yaml').write_text(text.replace('flags:\n', 'flags:\n  bs: 50\n', 1))
-    for flag in ('--evaluate', '--resume'):
-        assert run(flag, folder) == 2
-        error = capsys.readouterr().err
-        assert 'config.yaml: not readable: ' in error and 'the key bs occurs twice' in error
+    second = text[:text.index('\n  bs:')].count('\n') + 3                  # the line of the flag after the added one
+    twice = text.replace('flags:\n', 'flags:\n  bs: 50\n', 1)
+    for changed, sentence in (
+            (twice, f'not readable: line {second}: the key bs occurs twice'),
+            (f'{text}bs: 50\n', 'the flag bs stands beside flags:, where it has no effect')):
+        (folder / 'config.yaml').write_text(changed)
+        for flag in ('--evaluate', '--resume'):
+            assert run(flag, folder) == 2
+            assert f'config.yaml: {sentence}' in capsys.readouterr().err

@@ -3,8 +3,6 @@ import argparse
 import math
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -19,8 +17,7 @@ import Retrieve_Images
 from architectures import embedding_layer, pooling
 from datasets import splits
 from flags import command_line, help_texts
-from tests.conftest import BUILD
-from utilities import errors, yaml_text
+from utilities import errors, files
 from utilities.errors import UserError
 
 # Name, type and default as users of the public code of Roth et al. know them.
@@ -172,31 +169,6 @@ def test_choices_with_meanings_are_those_of_the_program():
     assert [*choices['embed_init']] == ['default', *embedding_layer.INITS, *embedding_layer.FITTED]
 
 
-def completed(script, line):
-    """What bash completes after a line, with a completion script."""
-    test = (f'{script}\nCOMP_WORDS=({line})\nCOMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n_shtab_main_py\n'
-            'echo "${COMPREPLY[@]}"')
-    done = subprocess.run(['bash', '-c', test], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-def test_the_shell_completes_flags_and_names(capsys, monkeypatch):
-    monkeypatch.setattr(parameters, 'build', BUILD)                    # it changes the parser, and ends
-    with pytest.raises(SystemExit):
-        configuration.parse(['--print_completion', 'bash'])
-    script = capsys.readouterr().out
-    assert completed(script, 'main.py --loss_margin_b') == [
-        '--loss_margin_beta', '--loss_margin_beta_lr', '--loss_margin_beta_constant', '--loss_margin_beta_shared']
-    assert completed(script, 'main.py --loss marg') == ['margin']
-
-
-def test_completion_without_shtab_is_refused_by_a_sentence(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'shtab', None)
-    with pytest.raises(UserError, match='--print_completion: the package shtab is missing; install it by `pip install'):
-        parse('--print_completion bash')
-
-
 @pytest.mark.parametrize('command, sentence', [
     ('--los margin', r'--los: unknown flag; did you mean loss\?'),                       # no abbreviations
     ('--bs 0', '--bs: expected a whole number of at least 1, not 0'),
@@ -302,12 +274,12 @@ def test_settings_survive_the_way_through_a_file(tmp_path):
 
 
 def test_a_yaml_text_may_have_many_values_and_aliases_but_not_any_length(monkeypatch):
-    assert len(yaml_text.read_yaml('many: [' + 20_000 * '1, ' + ']')['many']) == 20_000
-    assert yaml_text.read_yaml('a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}\n') == {
+    assert len(files.read_yaml('many: [' + 20_000 * '1, ' + ']')['many']) == 20_000
+    assert files.read_yaml('a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}\n') == {
         'a': [1, 2], 'b': [1, 2], 'c': {'d': [1, 2]}}
-    monkeypatch.setattr(yaml_text, 'LONGEST', 3)
+    monkeypatch.setattr(files, 'LONGEST', 3)
     with pytest.raises(ValueError, match='longer than 3 characters'):
-        yaml_text.read_yaml('a: 1')
+        files.read_yaml('a: 1')
 
 
 def test_what_yaml_makes_of_values_that_are_texts_or_begin_with_a_dash(tmp_path):

@@ -70,7 +70,7 @@ def test_images_fit_as_pillow_fits_them(width, height, opt, tmp_path):
         for fit, reference in references.items():
             flags = opt(eval_fit=fit, augmentation='none')
             for pipeline in transforms.select(flags, [64, 32]):
-                found = pipeline(decoding.open_photo(tmp_path / 'image.png'))
+                found = pipeline(decoding.read_upright(tmp_path / 'image.png'))
                 expected = v2.functional.to_dtype(v2.functional.pil_to_tensor(reference), scale=True)
                 assert torch.equal(found, expected), fit
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 SELF_CONTAINED = ('criteria', 'batch_mining', 'datasampler')     # files of these folders import torch alone, except
 SHARED = ('__init__', 'wrapping', 'storage')
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask', 'matplotlib',
-            'scipy', 'sklearn', 'threadpoolctl', 'pandas', 'optuna', 'submitit', 'safetensors', 'shtab', 'waitress')
+            'scipy', 'sklearn', 'threadpoolctl', 'pandas', 'optuna', 'submitit', 'safetensors', 'waitress')
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 
 

@@ -86,8 +86,7 @@ def measure(network, points, labels):
     """(embeddings [N, 2], R@1, singular values divided by their sum, rho)."""
     embeddings = network(points)
     values = evaluation.compute(['e_recall@1', 'rho_spectrum@0', 'rho_spectrum@1'], embeddings, labels.numpy())
-    spectrum = values['rho_spectrum@0']
-    return embeddings.numpy(), values['e_recall@1'], spectrum / spectrum.sum(), values['rho_spectrum@1']
+    return embeddings.numpy(), values['e_recall@1'], values['rho_spectrum@0'], values['rho_spectrum@1']
 
 
 def interval(differences):

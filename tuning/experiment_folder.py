@@ -3,7 +3,7 @@ import re
 
 from flags import command_line
 from utilities.errors import UserError
-from utilities.yaml_text import read_yaml
+from utilities.files import read_yaml
 
 RESUMED = 'resume_training_config_diffs_'
 BESIDE = ('config_factories.yaml', 'config_foldernames.yaml')         # they say nothing about the experiment
@@ -42,7 +42,9 @@ def is_number(value):
 
 def numbers_in(value):
     """A number, a list of numbers or a text of numbers such as '0.16 1' as a list; None for anything else."""
-    values = value.split() if isinstance(value, str) else value if isinstance(value, list) else [value]
+    if isinstance(value, str):
+        value = value.split()
+    values = value if isinstance(value, list) else [value]
     try:
         values = [float(part) if isinstance(part, str) else part for part in values]
     except ValueError:
@@ -120,16 +122,11 @@ class Options:
     def arguments(self, name):
         """The Options that are the arguments of the class of an option, which is taken out."""
         if name not in self.groups:
-            kind, value = self.class_of(name), self.take(name, CLASS)
+            kind = self.class_of(name)
+            value = self.take(name, CLASS)
             given = value[kind] if isinstance(value, dict) else None
             self.groups[name] = Options(given or {}, f'{self.places[name]}.{kind}')
         return self.groups[name]
-
-    def rest(self):
-        """Takes out all options that are left here: {name: value}."""
-        values = self.values
-        self.values = {}
-        return values
 
     def put(self, name, value, place):
         """Adds an option; `place` is its name in the files, where it has another one."""

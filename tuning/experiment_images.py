@@ -9,13 +9,15 @@ PRESETS = {'mlrc': {'scale': [0.16, 1], 'ratio': [0.75, 1.33]}, 'base': {'scale'
 def translate(options, settings, notes):
     """The augmentation, and the crops of training and evaluation; other transforms have no counterpart."""
     transforms = options.group('transforms')
-    train, evaluated = transforms.group('train'), transforms.group('eval')
+    train = transforms.group('train')
+    evaluated = transforms.group('eval')
     if train.values:
         training_images(train, settings)
     else:
         transforms.absent.append('transforms.train')
     size = settings.get('input_size') or SIZES.get(settings.get('augmentation'))
-    crop, side = take_side(evaluated, 'CenterCrop'), take_side(evaluated, 'Resize')
+    crop = take_side(evaluated, 'CenterCrop')
+    side = take_side(evaluated, 'Resize')
     if crop is None:
         transforms.absent.append('transforms.eval.CenterCrop')
         return
@@ -32,7 +34,8 @@ def translate(options, settings, notes):
 def training_images(train, settings):
     """The random crop and the flip. An augmentation that resizes images first does so to its own size."""
     kind = 'RandomCrop' if 'RandomCrop' in train else 'RandomResizedCrop'
-    size, side = take_side(train, kind), side_of(train, 'Resize')
+    size = take_side(train, kind)
+    side = side_of(train, 'Resize')
     if size is None:
         train.absent.append(f'transforms.train.{kind}')
         return
@@ -42,7 +45,8 @@ def training_images(train, settings):
             train.absent.append('transforms.train.Resize')
     else:
         settings['augmentation'] = 'mlrc' if 'Resize' in train else 'base'
-        of_torch, own = PRESETS['base'], PRESETS[settings['augmentation']]
+        of_torch = PRESETS['base']
+        own = PRESETS[settings['augmentation']]
         for name in ('scale', 'ratio'):
             limits = numbers_in(train.group(kind).take(name, NUMBERS, of_torch[name]))
             if limits != own[name]:

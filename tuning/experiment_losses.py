@@ -214,7 +214,8 @@ def loss_arguments(kind, given, settings, notes):
             notes.append(f'{argument} of {kind} is dropped, as the supplement of the paper says')
     if kind in REGULARISERS:
         name, factor, of, regulariser = REGULARISERS[kind]
-        weight, n_centres = given.take(name, NUMBER), given.look('centers_per_class', WHOLE)
+        weight = given.take(name, NUMBER)
+        n_centres = given.look('centers_per_class', WHOLE)
         if weight and n_centres != 1:
             arguments = {} if n_centres is None else {'centers_per_class': n_centres}
             given.put(f'{of}_regularizer', {regulariser: arguments}, name)

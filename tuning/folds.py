@@ -16,11 +16,9 @@ from utilities.errors import UserError
 POLL = 0.5                                                        # seconds between looks at the runs
 
 
-def objective(search, study, trial, progress):
+def objective(search, study, trial):
     """
     Trains the folds of a trial; returns the mean of their best validation scores, from search.first_epoch on.
-
-    progress: called with a text, the epochs of each fold, whenever it changes.
 
     Raises TrialFailed, whose reason the study records, optuna.TrialPruned, and Superfluous.
     """
@@ -28,12 +26,13 @@ def objective(search, study, trial, progress):
     before = [other for other in study.trials[:trial.number] if is_counted(other) or is_running(other)]
     if len(before) >= search.opt.n_trials:
         raise Superfluous
-    params, name = ranges.suggest(trial, search.tuned), trial_name(study.trials[trial.number])
+    params = ranges.suggest(trial, search.tuned)
+    name = trial_name(study.trials[trial.number])
     commands = search.commands(params, name, search.folder / 'trials')
     script.write(search.folder / 'trials' / f'{name}.sh', commands)
     try:
         runs = [plan.planned_run(arguments) for arguments in commands]
-        return Folds(search, trial, runs, progress).run()
+        return Folds(search, trial, runs).run()
     except (TrialFailed, UserError) as error:
         trial.set_user_attr('reason', str(error))
         raise TrialFailed(str(error)) from None
@@ -46,13 +45,17 @@ class Folds:
     over:     names of the runs that are finished.
     folders:  {name of a run: its run folder}.
     reported: the last step whose value the study knows.
-    epochs:   {fold: the last epoch in its records}.
     """
 
-    def __init__(self, search, trial, runs, progress):
-        self.search, self.trial, self.runs, self.progress, self.epochs = search, trial, runs, progress, {}
+    def __init__(self, search, trial, runs):
+        self.search = search
+        self.trial = trial
+        self.runs = runs
         self.pool = Pool(runs, search.slots)
-        self.column, self.reported, self.over, self.folders = Column('val', search.metric).name, -1, set(), {}
+        self.column = Column('val', search.metric).name
+        self.over = set()
+        self.folders = {}
+        self.reported = -1
 
     def run(self):
         """Trains or resumes the runs; returns the mean of the best scores. Raises TrialFailed, optuna.TrialPruned."""
@@ -65,16 +68,15 @@ class Folds:
                         raise TrialFailed(f'{run.savename}: exit code {code}: {process.reason(run)}')
                     self.over.add(run.name)
                 self.report()
-                self.show_epochs()
             return self.report()
         finally:
             self.pool.stop()
 
     def folder(self, run):
         """The run folder, once there is one; found once, since it is looked for by its settings."""
-        if run.name not in self.folders and (folder := run.folder()):
-            self.folders[run.name] = folder
-        return self.folders.get(run.name)
+        if self.folders.get(run.name) is None:
+            self.folders[run.name] = run.folder()
+        return self.folders[run.name]
 
     def report(self):
         """
@@ -85,16 +87,20 @@ class Folds:
         Returns the mean of the best scores, or None while a run is not finished. Raises TrialFailed,
         optuna.TrialPruned.
         """
-        earned, n_steps, best_epochs = 0.0, self.search.main.n_epochs + 1, []
+        earned = 0.0
+        best_epochs = []
+        n_steps = self.search.main.n_epochs + 1
         sign = titles.sign(self.column)
         for index, run in enumerate(self.runs):
             folder = self.folder(run)
             rows = reading.read_rows(folder / 'log.csv') if folder else []
-            best, best_epoch = -sign * math.inf, None
+            best = -sign * math.inf
+            best_epoch = None
             for row in rows:
                 value = row.get(self.column, math.nan)
                 if row['epoch'] >= self.search.first_epoch and sign * value > sign * best:
-                    best, best_epoch = value, row['epoch']
+                    best = value
+                    best_epoch = row['epoch']
                 self.tell(index * n_steps + row['epoch'] + 1, (earned + best) / len(self.runs))
             if run.name not in self.over:
                 return None
@@ -105,15 +111,6 @@ class Folds:
             self.tell((index + 1) * n_steps, earned / len(self.runs))
         self.trial.set_user_attr('best_epochs', best_epochs)
         return earned / len(self.runs)
-
-    def show_epochs(self):
-        """Calls `progress` if a run has recorded a new epoch."""
-        found = {run.settings['fold']: reading.last_epoch(folder) for run in self.runs
-                 if (folder := self.folder(run))}
-        if found != self.epochs:
-            self.epochs = found
-            self.progress(', '.join(f'fold {fold}: epoch {max(epoch, 0)}/{self.search.main.n_epochs}'
-                                    for fold, epoch in found.items()))
 
     def tell(self, step, value):
         """Reports the value at a step to the study, once. Raises optuna.TrialPruned where the pruner says so."""

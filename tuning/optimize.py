@@ -97,8 +97,7 @@ class Worker:
 
     def objective(self, trial):
         self.own = trial.number
-        name = trials.trial_name(self.study.trials[trial.number])
-        return objective(self.search, self.study, trial, lambda text: self.bar.set_postfix_str(f'{name}, {text}'))
+        return objective(self.search, self.study, trial)
 
     def own_trial(self):
         return self.study.trials[self.own]

@@ -17,7 +17,7 @@ import parts
 from flags import command_line, hints
 from flags.help_texts import facts
 from utilities.errors import UserError
-from utilities.yaml_text import read_yaml
+from utilities.files import read_yaml
 
 TUNABLE = ('network', 'training', 'batch creation', 'batch mining', 'losses')         # groups of flags
 
@@ -37,8 +37,10 @@ def parse_all(tune):
 
 def parse(words):
     """The words after one --tune -> (flag, distribution). Raises UserError."""
-    parser, (flag, *rest) = parameters.build(), words
-    flags, name = {action.dest: facts(action) for action in parser._actions}, base_flag(flag)
+    parser = parameters.build()
+    flag, *rest = words
+    flags = {action.dest: facts(action) for action in parser._actions}
+    name = base_flag(flag)
     if name not in flags:
         raise UserError(f'--tune {flag}: unknown flag{hints.unknown(name, flags)}')
     if name != flag and not flags[name].arguments_of:
@@ -85,7 +87,9 @@ def choices(parser, flag, rest, where):
 
 def numbers(parser, flag, rest, where):
     """The distribution of LOW HIGH [log] [int [STEP]]."""
-    ends, scale, step = rest[:2], rest[2:], 1
+    ends = rest[:2]
+    scale = rest[2:]
+    step = 1
     if scale[-2:-1] == ['int'] and scale[-1] != 'log':
         step = scale.pop()
     if len(ends) < 2 or set(scale) - {'log', 'int'} or len(set(scale)) < len(scale) or not str(step).isdecimal():

@@ -1,5 +1,4 @@
 """The output of a search: a line per trial, trials.csv, best.yaml, and the plots."""
-import importlib.util
 import os
 
 import numpy as np
@@ -67,7 +66,7 @@ def trial_row(search, trial):
 
 
 def plot(search, study):
-    """Optimisation history, slices, contours and importances into plots/: PNG, and HTML where Plotly is installed."""
+    """Optimisation history, slices, contours and importances into plots/."""
     if not plotting.is_possible():
         return
     import matplotlib
@@ -90,19 +89,7 @@ def plot(search, study):
         figure = axes.flat[0].figure
         figure.savefig(folder / f'{name}.png', dpi=150, bbox_inches='tight')
         matplotlib.pyplot.close(figure)
-        if importlib.util.find_spec('plotly'):
-            page = getattr(optuna.visualization, function)(study, **options, target_name=f'validation {search.metric}')
-            page.write_html(folder / f'{name}.html')
-    print(f'plots: {folder}' + ('' if len(several) > 1 else f' ({without_contours(search, study)})'))
-
-
-def without_contours(search, study):
-    """Why there are no plots of two flags."""
-    if len(search.tuned) == 1:
-        return 'contours and importances need two tuned flags'
-    n_finished, n_over = len(trials.finished(study)), sum(map(trials.is_counted, study.trials))
-    return ('contours and importances need finished trials with several values of two flags; '
-            f'{n_finished} of {n_over} trials finished')
+    print(f'plots: {folder}')
 
 
 def without_success(search, study):

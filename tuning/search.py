@@ -61,8 +61,8 @@ class Search:
 
     @property
     def first_epoch(self):
-        """The first epoch whose score counts."""
-        return 0 if self.opt.count_epoch_0 or not self.main.n_epochs else 1
+        """The first epoch whose score counts: a pretrained network that training only harms has no score."""
+        return 1 if self.main.n_epochs else 0
 
     @property
     def settings(self):

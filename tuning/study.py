@@ -77,9 +77,6 @@ def open_study(search):
             sampler=build_sampler(search), pruner=build_pruner(search))
         study.set_metric_names([search.metric])
         require_same(search, study.user_attrs, described)
-        if study.user_attrs.get('first_epoch') == 0:
-            search.opt.count_epoch_0 = True
-            described['first_epoch'] = 0
         for name, value in described.items():
             study.set_user_attr(name, value)
         if search.opt.sampler == 'grid':
@@ -133,5 +130,5 @@ def require_same(search, stored, described):
         now = described['flags'].get(flag)
         if value != now:
             raise UserError(f'{where} --{flag} {value}, not {now}; give the same flags, or another --study_path')
-    if search.opt.count_epoch_0 and stored.get('first_epoch'):
-        raise UserError(f'{where}out --count_epoch_0; leave it out, or give another --study_path')
+    if stored.get('first_epoch', search.first_epoch) != search.first_epoch:
+        raise UserError(f'{where} --count_epoch_0, which the git tag before-0.2 has; give another --study_path')

@@ -1,12 +1,7 @@
 """The style of all figures: a paper's column wide, readable in greyscale and by colour-blind readers."""
-import contextlib
 import functools
-import gc
 import importlib.util
 from pathlib import Path
-
-import numpy as np
-from PIL import Image
 
 from utilities.errors import UserError
 from utilities.files import atomic
@@ -36,7 +31,7 @@ def styled(draw):
             import matplotlib.style
         except ImportError:
             raise UserError('figures need matplotlib: pip install matplotlib') from None
-        with matplotlib.style.context(['default', STYLE]), uncollected():
+        with matplotlib.style.context(['default', STYLE]):
             return draw(*args, **kwargs)
     return in_style
 
@@ -47,18 +42,6 @@ def is_possible():
         return True
     print('Note: matplotlib is not installed: no plots (pip install matplotlib).')
     return False
-
-
-@contextlib.contextmanager
-def uncollected():
-    """Without garbage collection: it looks at all objects of torch, too, and takes a third of the time of a figure."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def new_figure(width=COLUMN, height=0.7 * COLUMN):
@@ -121,7 +104,7 @@ def legend_above(axes):
             return
 
 
-def plain(text, length=None):
+def literal(text, length=None):
     """Text that a figure shows as it is, cut after `length` characters; two dollar signs would enclose a formula."""
     if length and len(text) > length:
         text = text[:length - 1] + '…'
@@ -148,12 +131,6 @@ def save(figure, file):
 
 
 def write(figure, file):
-    """Writes a figure as PNG without transparency, or as PDF or SVG, by the suffix of `file`."""
-    if file.suffix != '.png':
-        date = 'Date' if file.suffix == '.svg' else 'CreationDate'
-        figure.savefig(file, metadata={date: None})          # equal figures are equal files
-        return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()                                          # once; savefig draws twice if it has to find a layout
-    Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3]).save(file, dpi=(figure.dpi, figure.dpi))
+    """Writes a figure as PNG, PDF or SVG, by the suffix of `file`, without the date: equal figures are equal files."""
+    dates = {'.svg': {'Date': None}, '.pdf': {'CreationDate': None}}
+    figure.savefig(file, metadata=dates.get(file.suffix))

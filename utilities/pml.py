@@ -10,7 +10,6 @@ import torch
 
 from utilities.errors import RunFailed, UserError
 from utilities.loss_sums import from_tuple
-from utilities.namespace import unnoted
 
 PREFIX = 'pml:'
 PACKAGE = 'pytorch-metric-learning'
@@ -27,17 +26,17 @@ def arguments(opt, kind, index, library='pml'):
     """
     The mapping of --<kind>_<library>_args, where kind is `loss` or `miner`, for the part `index` of a sum of losses.
     """
-    flags = unnoted(opt)
-    names = flags.loss if kind == 'loss' else flags.batch_mining
-    wanted = [i for i, name in enumerate(names.split('+')) if name.startswith(f'{library}:')]
-    source = opt if wanted else flags                           # the flag has no effect without such a name
-    given = getattr(source, f'{kind}_{library}_args')
+    names = vars(opt)['loss' if kind == 'loss' else 'batch_mining'].split('+')
+    wanted = [i for i, name in enumerate(names) if name.startswith(f'{library}:')]
+    if not wanted:
+        return {}
+    given = getattr(opt, f'{kind}_{library}_args')
     if given and len(given) not in (1, len(wanted)):
         raise UserError(f'--{kind}_{library}_args: expected one mapping for each {library}:NAME ({len(wanted)}), not '
                         f'{len(given)}')
-    if len(given) <= 1 or index not in wanted:
-        return given[0] if given else {}
-    return given[wanted.index(index)]
+    if not given:
+        return {}
+    return given[wanted.index(index)] if len(given) > 1 and index in wanted else given[0]
 
 
 def require_library(what):

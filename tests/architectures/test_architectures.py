@@ -216,7 +216,8 @@ def test_files_of_several_networks_or_of_another_one_are_refused_by_their_keys(s
     other = {'fc.weight': torch.ones(2)}
     assert refused({'net': other, 'optimizer': OPTIMIZER, 'epoch': 3}).endswith(
         'but none has the names of the network; the file has the keys net, optimizer, epoch')
-    assert 'they lack 0.0.weight' in refused({'net': other, 'epoch': 3})
+    assert 'they lack 0.0.weight' in (error := refused({'net': other, 'epoch': 3}))
+    assert error.endswith('; the file has the keys net, epoch')
     assert refused({'epoch': 3}).endswith('the file has the keys epoch')
 
 

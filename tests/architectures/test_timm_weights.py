@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 
 def state_in(folder):
-    return weights.read_state_dict(folder / 'model.safetensors')
+    return weights.read_state_dict(folder / 'model.safetensors')[0]
 
 
 def assert_loaded(model, folder):

@@ -12,7 +12,7 @@ from PIL import Image
 
 import datasets
 import retrieval
-from datasets import boxes, decoding
+from datasets import decoding
 from retrieval import review, server
 from tests.helpers import folder_of
 from utilities.errors import UserError
@@ -131,10 +131,9 @@ def test_pixels_are_those_of_8_bits(form, originals, tmp_path, opt):
         assert all(torch.equal(one[i, 3][0], other[i, 3][0]) for i in range(12))
     for path, original in zip(found.train.paths, expected.train.paths, strict=True):
         grey = np.asarray(Image.open(original))
-        for image in (decoding.open_photo(path), decoding.read_upright(path), boxes.read_upright(path)):
-            pixels = np.asarray(image)
-            assert np.array_equal(pixels if pixels.ndim == 2 else pixels[..., 0], grey), path
-        with decoding.opened(io.BytesIO(path.read_bytes())) as image:
+        pixels = np.asarray(decoding.read_upright(path))
+        assert np.array_equal(pixels if pixels.ndim == 2 else pixels[..., 0], grey), path
+        with decoding.open_image(io.BytesIO(path.read_bytes())) as image:
             assert np.array_equal(np.asarray(decoding.upright(image).convert('L')), grey)
 
 
@@ -202,19 +201,4 @@ def test_transparent_colours_of_16_bits(tmp_path):
     values[..., 3] = 255
     values[:2, :, 3] = 0
     (tmp_path / 'a.png').write_bytes(as_png(values * 257))
-    assert np.unique(np.asarray(decoding.open_photo(tmp_path / 'a.png'))[:, 0, 0]).tolist() == [200, 255]
-
-
-@pytest.mark.parametrize('levels, is_blank', [([0] * 24, True), (range(0, 240, 10), True), (None, False)])
-def test_images_of_one_colour_are_told_instead_of_a_hint_at_the_learning_rate(levels, is_blank, originals, quick, run,
-                                                                             tmp_path, capsys):
-    shutil.copytree(originals, tmp_path / 'data')
-    for index, path in enumerate(sorted((tmp_path / 'data').glob('images/*/*'))):
-        if levels:
-            Image.new('L', (24, 20), levels[index]).save(path)
-    # a network of which all embeddings are equal, whatever the images
-    flags = ['--bs', '6', '--n_epochs', '0', '--source_path', tmp_path / 'data', '--input_std', '1e9']
-    assert run(*quick, *flags) == 0
-    error = capsys.readouterr().err
-    assert ('test split are the same, since all its images are equal or have a single colour' in error) == is_blank
-    assert ('A lower --lr' in error) != is_blank
+    assert np.unique(np.asarray(decoding.read_upright(tmp_path / 'a.png'))[:, 0, 0]).tolist() == [200, 255]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluation
-from evaluation.ranking import draws, neighbours
+from evaluation.ranking import draws
 from tests.evaluation.test_cameras import in_roles
 from tests.helpers import folder_of, printed_metrics, rows_of
 
@@ -66,15 +66,6 @@ def test_a_draw_has_random_images_of_each_class():
     np.testing.assert_allclose(seen / 3000, [1 / 2, 2 / 3, 2 / 3, 1 / 2, 1, 1 / 2, 2 / 3, 1 / 2], atol=.04)
 
 
-def test_scores_are_computed_once_for_all_draws(monkeypatch):
-    points, labels, calls = torch.randn(40, 4), np.arange(40) % 5, []
-    precise = neighbours.Search.precise_scores
-    monkeypatch.setattr(neighbours.Search, 'precise_scores',
-                        lambda search, rows: calls.extend(rows) or precise(search, rows))
-    evaluation.compute(NAMES, points, labels, draws=(20, 1))
-    assert sorted(calls) == list(range(40))
-
-
 def test_a_ranking_of_the_criterion_is_used():
     points, labels = torch.tensor([[0.], [1.], [2.], [3.], [4.], [5.]]), np.array([0, 0, 0, 1, 1, 1])
     found = [evaluation.compute(['e_recall@1'], points, labels, draws=(4, 1), ranking=ranking)['e_recall@1']
@@ -85,7 +76,7 @@ def test_a_ranking_of_the_criterion_is_used():
 def test_minp_by_hand():
     """Ranks 1 and 4 of 2 positives, rank 3 of a single one: (2 / 4 + 1 / 3) / 2."""
     ranks = np.array([[1., 4.], [3., np.inf]])
-    assert evaluation.metrics.retrieval.inverse_negative_penalty(ranks, np.array([2, 1])).tolist() == [1 / 2, 1 / 3]
+    assert evaluation.metrics.rank_metrics.inverse_negative_penalty(ranks, np.array([2, 1])).tolist() == [1 / 2, 1 / 3]
     points, labels, cameras = torch.arange(5.)[:, None], np.array([0, 0, 1, 0, 0]), np.array([1, 1, 1, 2, 3])
     pool = evaluation.Pool(points, labels, is_query=np.arange(5) == 0, cameras=cameras)
     found = evaluation.compute(['minp'], points, labels, pool=pool)          # the one of its camera is left out

@@ -69,26 +69,6 @@ def test_opis_equals_its_definition(points, monkeypatch):
     assert evaluation.compute(['opis'], *points)['opis'] == pytest.approx(np.mean(variances), abs=1e-9)
 
 
-@pytest.mark.parametrize('chunk, estimate', [(1 << 20, 'too high'), (5000, 'good')])
-def test_thresholds_of_classes_do_not_depend_on_their_estimates(chunk, estimate, monkeypatch):
-    random = np.random.default_rng(0)
-    labels, rates = random.permutation(np.repeat([0, 1, 2, 3], [700, 200, 99, 1])), [.001, .02, .3]
-    embeddings = torch.from_numpy(random.normal(size=(4, 8))[labels] + random.normal(size=(1000, 8)))
-    monkeypatch.setattr(verification, 'CHUNK', chunk)
-    monkeypatch.setattr(verification, 'SAMPLED', 3)
-    if estimate == 'too high':
-        monkeypatch.setattr(verification, 'score_at_rank', lambda scores, n, depth: scores.max(axis=1))
-    pairs = verification.Pairs(embeddings, labels, rates)
-    order = np.argsort(labels, kind='stable')
-    cosines, ordered = pairs.unit.numpy() @ pairs.unit.numpy().T, labels[order]
-    for rate in rates:
-        expected = []
-        for c in range(4):
-            bins = np.sort(verification.rounded(cosines[ordered == c][:, ordered != c]).ravel())[::-1]
-            expected.append(bins[int(rate * len(bins))] + 1)
-        assert pairs.class_thresholds(rate).tolist() == expected
-
-
 def test_the_utilities_of_six_points():
     pairs = verification.Pairs(torch.from_numpy(A), LABELS)
     assert verification.utilities(pairs, np.linspace(.5, 1, 101)).var(axis=0).mean() == pytest.approx(.194700, abs=1e-6)

@@ -180,14 +180,3 @@ def test_class_distances_and_spectrum_depend_on_no_unit(scale):
     names = ['dists@intra', 'dists@inter', 'rho_spectrum@1', 'rho_spectrum@-1']
     expected, found = (evaluation.compute(names, torch.from_numpy(points * np.float32(s)), labels) for s in (1, scale))
     assert found == pytest.approx(expected, rel=1e-5)
-
-
-def test_scores_are_those_of_embeddings_around_their_mean():
-    grid = torch.from_numpy(np.random.default_rng(0).integers(-4, 5, (99, 3)).astype(np.float32))
-    assert precision.around_their_mean(grid / 2.5)(grid / 2.5) is not grid
-    unit = torch.nn.functional.normalize(torch.randn(500, 8, generator=torch.Generator().manual_seed(0)), dim=1)
-    assert precision.around_their_mean(unit)(unit) is unit                                  # no copy of ordinary ones
-    moved = precision.around_their_mean(grid + 1000, grid[:5] + 1000)(grid + 1000)
-    assert moved.mean(dim=0).abs().max() < 1.5 and (moved * 64 == (moved * 64).round()).all()           # no rounding
-    same = torch.full((7, 3), .1)
-    assert not precision.around_their_mean(same)(same).any()

@@ -16,7 +16,6 @@ NETWORKS = {
     'layer norm': {'pool': 'avg', 'embed_norm': 'layer'}, 'features': {'pool': 'avg'},
     'patches': {'arch': 'timm:vit_tiny_patch16_224_normalize', 'input_size': 64, 'pool': 'patches'},
 }
-LINEAR = 'not pooled', 'average', 'norm', 'features', 'patches'
 
 
 def built(opt, **flags):
@@ -49,7 +48,6 @@ def test_the_maps_of_a_pair_sum_to_its_cosine(name, opt):
         assert found.shape == ((4, 4) if name == 'patches' else (3, 3))
         assert float(found.double().sum()) == pytest.approx(cosine, abs=1e-5)
         assert float(found.std()) > 0
-    assert why.is_exact(network, images[0], unit[1], of_features) == (name in LINEAR)
 
 
 @pytest.mark.parametrize('name', ['average', 'norm'])
@@ -108,8 +106,8 @@ def test_networks_without_places_are_refused(opt):
 def test_the_check_changes_no_numbers_and_the_picture_is_drawn_again(quick, run, tmp_path, capsys, all_plots):
     few = [*quick, '--evaluation_metrics', 'e_recall@1', '--n_epochs', '1', '--pool', 'gem']
     rows = []
-    for group, pictures in (('with', ['why', 'spectrum']), ('without', ['spectrum'])):
-        assert run(*few, '--group', group, '--pictures', *pictures) == 0
+    for group, pictures in (('with', 'why'), ('without', 'none')):
+        assert run(*few, '--group', group, '--pictures', pictures) == 0
         rows.append((folder_of(tmp_path, f'{group}_s1') / 'log.csv').read_text().splitlines()[-1].split(','))
     same = [one == other for one, other in zip(*rows, strict=True)]
     assert same.count(False) <= 1                                                                   # seconds

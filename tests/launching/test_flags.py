@@ -1,11 +1,10 @@
 """The flags of Launch_Runs.py: what is refused in a sentence, and the slots that they amount to."""
 import os
-import shlex
 
 import pytest
 
 import Launch_Runs
-from launching import plan, slots, slurm
+from launching import slots
 
 
 @pytest.mark.parametrize('arguments, sentence', [
@@ -18,6 +17,9 @@ from launching import plan, slots, slurm
     (['{script}', '--partition', 'x', '--memory', '2GB'], '--memory, --partition: without effect without --slurm'),
     (['{script}', '--slurm', '--workers', '2'], '--workers: without effect with --slurm'),
     (['--line', '--lr 1', '--only', 'a'], '--only: without effect with --line'),
+    (['{script}', '--gpus', '0,1,2', '--gpus_per_run', '2'], 'the number of GPUs must be a multiple of 2'),
+    (['{script}', '--gpus_per_run', '2'], '--gpus_per_run 2 needs --gpus with the indices of the GPUs'),
+    (['{script}', '--per_gpu', '4'], '--per_gpu 4 needs --gpus with the indices of the GPUs'),
 ])
 def test_flags_that_cannot_be(arguments, sentence, script, capsys, monkeypatch, tmp_path):
     if '--slurm' in arguments:
@@ -29,11 +31,12 @@ def test_flags_that_cannot_be(arguments, sentence, script, capsys, monkeypatch, 
     assert sentence in capsys.readouterr().err
 
 
-def test_slots():
-    def of_flags(*arguments):
-        return slots.slot_arguments(Launch_Runs.build().parse_args(arguments))
-    assert of_flags('--gpus', '0,2', '--per_gpu', '2') == [['--gpu', '0'], ['--gpu', '2']] * 2
-    assert of_flags() == [[]]
+@pytest.mark.parametrize('line, expected', [
+    ('', [[]]), ('--gpus 0,2 --per_gpu 2', [['--gpu', '0'], ['--gpu', '2']] * 2),
+    ('--gpus 0,1,2,5 --gpus_per_run 2', [['--gpu', '0', '1'], ['--gpu', '2', '5']]),
+    ('--gpus 0,1,2,5 --gpus_per_run 2 --per_gpu 2', [['--gpu', '0', '1'], ['--gpu', '2', '5']] * 2)])
+def test_slots(line, expected):
+    assert slots.slot_arguments(Launch_Runs.build().parse_args(line.split())) == expected
 
 
 @pytest.mark.parametrize('arguments, n_threads', [
@@ -48,10 +51,3 @@ def test_the_cores_are_divided_among_the_processes_of_all_slots(arguments, n_thr
     monkeypatch.delenv('OMP_NUM_THREADS')
     slots.slot_arguments(opt)
     assert os.environ['OMP_NUM_THREADS'] == str(n_threads)
-
-
-@pytest.mark.parametrize('arguments', [['--config=x.yaml'], ['--seed', '1', '--group', 'a b']])
-def test_a_job_of_slurm_gets_the_arguments_of_its_line(arguments, tmp_path):
-    job = slurm.slurm_job(plan.Planned(arguments, {}, tmp_path, 'r_s1'), n_gpus=2)
-    opt = Launch_Runs.build().parse_args(job.command[2:])
-    assert shlex.split(opt.line) == arguments and (opt.gpus_per_job, opt.nodes) == (2, 1)

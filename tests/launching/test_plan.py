@@ -23,16 +23,15 @@ def test_a_line_that_main_would_refuse_starts_nothing(flags, sentence, script, t
     assert sentence in capsys.readouterr().err and not (tmp_path / 'runs').exists()
 
 
-def test_two_lines_must_not_share_a_run_folder(script, capsys):
-    assert Launch_Runs.main([script([], ['--seed', '0', '--lr', '1']), '--dry_run']) == 2
-    assert 'runs 1 and 2: both would be folder/r_s0' in capsys.readouterr().err
-
-
-def test_of_two_lines_with_a_run_folder_the_first_one_stays(script, capsys):
-    file = script(['--lr', '1'], ['--seed', '0', '--lr', '2'], ['--seed', '0', '--lr', '3'])
+def test_lines_that_main_would_refuse_or_that_share_a_run_folder_can_be_left_out(script, capsys):
+    file = script(['--lr', '1'], ['--seed', '0', '--lr', '2'], ['_3'], ['--seed', '0', '--lr', '3'])
+    problems = ('runs 1 and 2: both would be folder/r_s0', 'run 3: unrecognized arguments: _3', 'runs 1 and 4: both')
+    assert Launch_Runs.main([file, '--dry_run']) == 2
+    printed = capsys.readouterr().err
+    assert all(problem in printed for problem in (*problems, '--skip_refused leaves out 3 of 4 lines'))
     assert [run.settings['lr'] for run in plan.runs_of_script(file, skip_refused=True)] == [1]
     printed = capsys.readouterr().err
-    assert printed.startswith('Left out:\n') and 'runs 1 and 2: both' in printed and 'runs 1 and 3: both' in printed
+    assert printed.startswith('Left out:\n') and all(problem in printed for problem in problems)
 
 
 def test_a_run_that_chose_its_batch_is_still_that_of_its_line(run, quick, tmp_path):

@@ -5,11 +5,10 @@ import os
 import signal
 import subprocess
 
-import numpy as np
 import pytest
 
 from launching import plan, process
-from tests.helpers import folder_of, rows_of, wait_for
+from tests.helpers import wait_for
 
 # takes the place of main.py
 STUB = '''
@@ -77,12 +76,3 @@ def test_the_lock_of_the_log_is_the_runs_alone(start, tmp_path):
     assert begun.wait(timeout=60) == 0 and not process.is_running(run)
     with open(run.log) as log:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_the_numbers_of_a_launched_run_are_those_of_main(quick, tmp_path, run):
-    """To the last bit; also with data workers."""
-    planned = plan.planned_run([*quick, '--n_epochs', '1', '--kernels', '1'])
-    assert process.start(planned).wait(timeout=120) == 0
-    assert run(*quick, '--n_epochs', '1', '--group', 'here') == 0
-    assert rows_of(folder_of(tmp_path)) == rows_of(folder_of(tmp_path, 'here_s1'))
-    assert np.isfinite(float(rows_of(folder_of(tmp_path))[-1]['train_loss']))

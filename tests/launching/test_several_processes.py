@@ -3,14 +3,11 @@ import os
 import random
 import shlex
 
-import pytest
-
 import Launch_Runs
-from launching import plan, slots, slurm
+from launching import slurm
 from records import reading
 from tests.helpers import ROOT, assert_same_end, folder_of, rows_of, started, wait_for
 from tests.test_processes import runs
-from utilities.errors import UserError
 
 # Launch_Runs.py, whose torchrun is forked, and the processes of that as well. argv: arguments.
 LAUNCH = '''
@@ -25,23 +22,10 @@ sys.exit(Launch_Runs.main(sys.argv[1:]))
 FEW = ['--evaluation_metrics', 'e_recall@1']
 
 
-def test_slots_of_several_gpus():
-    def of_flags(*arguments):
-        return slots.slot_arguments(Launch_Runs.build().parse_args(arguments))
-    pairs = [['--gpu', '0', '1'], ['--gpu', '2', '5']]
-    assert of_flags('--gpus', '0,1,2,5', '--gpus_per_run', '2') == pairs
-    assert of_flags('--gpus', '0,1,2,5', '--gpus_per_run', '2', '--per_gpu', '2') == pairs * 2
-    with pytest.raises(UserError, match='--gpus 0,1,2 --gpus_per_run 2: the number of GPUs must be a multiple of 2'):
-        of_flags('--gpus', '0,1,2', '--gpus_per_run', '2')
-    with pytest.raises(UserError, match='--gpus_per_run 2 needs --gpus with the indices of the GPUs'):
-        of_flags('--gpus_per_run', '2')
-    with pytest.raises(UserError, match='--per_gpu 4 needs --gpus with the indices of the GPUs'):
-        of_flags('--per_gpu', '4')
-
-
 def test_a_run_on_two_gpus_is_two_processes(script, tmp_path, capsys):
     """On a machine without GPUs, on the CPU."""
-    runs = script(FEW, [*FEW, '--samples_per_class', '5'])
+    few = [*FEW, '--n_epochs', '1']
+    runs = script(few, [*few, '--samples_per_class', '5'])
     assert Launch_Runs.main([runs, '--gpus', '0,1', '--gpus_per_run', '2']) == 1
     out = capsys.readouterr().out
     assert 'folder/r_s0: finished' in out and 'folder/r_s1: FAILED with exit code 2' in out
@@ -50,10 +34,7 @@ def test_a_run_on_two_gpus_is_two_processes(script, tmp_path, capsys):
     assert '1 had been finished before' in capsys.readouterr().out        # the GPUs are no setting of a run
 
 
-def test_the_command_of_a_job(quick, monkeypatch, tmp_path):
-    job = slurm.slurm_job(plan.planned_run(quick), 4, 2)
-    opt = Launch_Runs.build().parse_args(job.command[2:])
-    assert (shlex.split(opt.line), opt.gpus_per_job, opt.nodes) == (quick, 4, 2)
+def test_the_command_of_a_machine_of_a_job(monkeypatch, tmp_path):
     for name, value in (machines(tmp_path, 'first\nsecond') | {'SLURM_JOB_ID': '70123'}).items():
         monkeypatch.setenv(name, value)
     assert slurm.torchrun(2, 4) == [

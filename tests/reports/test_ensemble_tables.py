@@ -1,13 +1,11 @@
 """Tables of ensembles: on known records, the tests that they print are scipy's."""
-import re
-from pathlib import Path
 
 import numpy as np
 import pandas
 import pytest
 from scipy import stats
 
-from reports import ensemble_tables, tables
+from reports import ensemble_tables
 from reports.significance import holm
 from tests.reports.printed import compile_latex
 
@@ -24,22 +22,6 @@ def records(scores, n_folds=4, metric='test_map_at_r'):
             log += [own | {'form': 'separated', 'dim': 128, metric: values.mean()},
                     own | {'form': 'concatenated', 'dim': 512, metric: mean + .1}]
     return pandas.DataFrame(log), pandas.DataFrame(folds)
-
-
-def test_the_table_of_the_docs_in_latex():
-    text = (Path(__file__).parents[2] / 'docs' / 'result_evaluations.md').read_text(encoding='utf-8')
-    page = text.partition('\n## Ensembles of folds\n')[2]
-    head, _, *rows = re.search(r'(?:^\|.*\n)+', page, re.MULTILINE)[0].splitlines()
-    forms = list(dict.fromkeys(re.findall(r'\w+ \(\d+-dim\)', head)))
-    names, table = ['test_precision_at_1', 'test_r_precision', 'test_map_at_r'], {}
-    for row in rows:
-        method, *texts = row.strip('| ').split(' | ')
-        keys = [(form, name) for form in forms for name in names]
-        table[method] = {key: tables.Cell(0, 0, 3, 3, text.strip('*'), best='*' in text)
-                         for key, text in zip(keys, texts, strict=True)}
-    caption = re.search(r'^Omniglot, test classes: .*', page, re.MULTILINE)[0]
-    latex = Path(__file__).with_name('ensembles.tex').read_text(encoding='utf-8')
-    assert latex == tables.latex(table, forms, names, caption, label='tab:ensembles_omniglot')
 
 
 def test_the_report_on_known_records():

@@ -167,18 +167,6 @@ def test_scores_equal_main_py_and_a_brute_force(runs, evaluate, tmp_path, capsys
     assert (tmp_path / 't.md').read_text() in out and len(rows_of(tmp_path / 't.csv')) == 24
 
 
-def test_tensorboard_has_the_same_numbers(runs, evaluate, tmp_path):
-    accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
-    assert evaluate(runs['A', 0, 0], runs['A', 1, 0], '--evaluation_metrics', 'nmi', 'e_recall@2')[0] == 0
-    folder = tmp_path / 'E' / 'folder' / 'A_ensemble_s0'
-    log = {row['form']: row for row in rows_of(folder / 'log.csv')}
-    for form, row in log.items():
-        events = accumulator.EventAccumulator(str(folder / 'tensorboard' / f'{form}_trained'))
-        events.Reload()
-        assert events.Scalars('test/e_recall@2')[0].value == pytest.approx(float(row['test_e_recall@2']), rel=1e-6)
-        assert ('test/nmi/sem' in events.Tags()['scalars']) == (form == 'separated')
-
-
 def test_each_network_has_the_same_weight():
     images = SimpleNamespace(class_names=['one', 'other'], labels=np.array([0, 0, 1]), sources='cab')
     parts = [factor * torch.rand(3, 2) for factor in (1, 9)]

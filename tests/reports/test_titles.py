@@ -16,13 +16,6 @@ def test_the_examples_in_the_docstrings():
         assert examples.attempted == number and not examples.failed
 
 
-def test_titles_of_metrics():
-    assert titles.metric('test_e_recall@4') == 'R@4' and titles.metric('train_nmi') == 'train NMI'
-    assert titles.metric('test_parent_nmi') == 'parent NMI' and titles.metric('val_within_c_recall@1') == (
-        'val within R@1 (cosine)')
-    assert titles.is_fraction('test_parent_nmi') and not titles.is_fraction('test_nearby_nmi')
-
-
 @pytest.mark.parametrize('name', evaluation.METRICS)
 def test_columns_have_the_facts_of_their_metric(name):
     argument = evaluation.METRICS[name].argument

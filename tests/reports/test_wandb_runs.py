@@ -67,30 +67,6 @@ def test_a_project_at_wandb_with_the_public_key_names(evaluate, tmp_path, monkey
     assert evaluate('--exclude', 'id0', source=source)[0] == 0
 
 
-def test_the_groups_of_the_public_project_are_one_method_on_its_data_sets(evaluate, tmp_path, monkeypatch):
-    """With and without regularisation, as its runs are named there."""
-    wandb = pytest.importorskip('wandb')
-    data_sets = {'CUB': 'cub200', 'CAR': 'cars196', 'SOP': 'online_products'}
-    runs = [public_run(seed, dataset=dataset, group=f'{prefix}{reg}_Margin_b06_Distance')
-            for reg in ('', 'reg') for prefix, dataset in data_sets.items() for seed in (0, 1)]
-    for number, run in enumerate(runs):
-        run['id'] = f'id{number}'
-        run['history'][-1]['Test: discriminative_e_recall: e_recall@1'] = number / 100
-    monkeypatch.setattr(wandb, 'Api', lambda timeout: types.SimpleNamespace(
-        runs=lambda path, per_page: FakeProject(runs)))
-    source = ['--project', 'confusezius/RevisitDML', '--cache', str(tmp_path / 'cache')]
-    code, out, error = evaluate('--metrics', 'test_e_recall@1', source=source)
-    assert code == 0, error
-    means = [expected([number / 100, (number + 1) / 100], percent=True) for number in range(0, 12, 2)]
-    found = {}
-    for title in ('CUB200-2011', 'CARS196', 'SOP'):
-        for name, (cell,) in cells_on(title, out).items():
-            found.setdefault(name, []).append(cell.strip('*'))
-    found = {name: sorted(row) for name, row in found.items()}
-    assert found == {
-        'Margin b06 Distance': sorted(means[:3]), 'reg Margin b06 Distance': sorted(means[3:])}
-
-
 def test_the_test_set_of_a_run_at_wandb_is_compared(evaluate, tmp_path, monkeypatch):
     wandb = pytest.importorskip('wandb')
     runs = [public_run(seed) for seed in (0, 1)]

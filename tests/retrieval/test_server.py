@@ -170,14 +170,6 @@ def test_pixels_are_counted_before_they_are_decoded(client, index, monkeypatch, 
     assert client.get('/image/0').json['error'] == 'photos/red.png is too large to be shown.'
 
 
-def test_scans_are_counted_before_they_are_decoded(client, index, many_scans):
-    answer = client.post('/neighbours', data=many_scans)
-    assert (answer.status_code, answer.json['error']) == (400, 'The photo is a JPEG file of more than 100 scans.')
-    with open(index.paths[0], 'wb') as file:
-        file.write(many_scans)
-    assert client.get('/image/0').status_code == 404
-
-
 def test_few_photos_are_decoded_at_a_time_and_other_requests_need_not_wait(index, monkeypatch):
     monkeypatch.setattr(server, 'WAITING', 4)
     running, most, go_on = [], [], threading.Event()

@@ -31,7 +31,7 @@ def test_hopeless_trials_are_pruned_epoch_by_epoch(pruner, rates, flags, stub):
 def test_a_search_with_real_runs_reproduces_the_best_setting(flags, tmp_path, capsys):
     """With cascaded embeddings; its reproductions are the members of an ensemble."""
     arguments = [*flags, '--tune', 'lr', '1e-4,1e-2', '--sampler', 'grid', '--workers', '2', '--reproductions', '1',
-                 '--cascade', '1', '--cascade_fractions', '0.5']
+                 '--n_epochs', '1', '--cascade', '1', '--cascade_fractions', '0.5']
     assert Hyperparameter_Search.main(arguments) == 0
     out = capsys.readouterr().out
     study = tmp_path / 'study'
@@ -59,7 +59,7 @@ def test_a_search_with_real_runs_reproduces_the_best_setting(flags, tmp_path, ca
     assert scores.keys() == {'separated', 'concatenated'} and all(0 < score < 1 for score in scores.values())
 
 
-def test_the_untrained_network_does_not_count_unless_asked_for(flags, stub, capsys):
+def test_the_untrained_network_does_not_count(flags, stub, capsys):
     folder = stub()
     tune = ['--tune', 'lr', '0.001,10', '--sampler', 'grid', '--n_epochs', '3']       # lr 10 is worse in each epoch
     assert Hyperparameter_Search.main([*flags, *tune]) == 0
@@ -68,16 +68,9 @@ def test_the_untrained_network_does_not_count_unless_asked_for(flags, stub, caps
         runs = [rows_of(folder / f'study/trials/folder/{row["trial"]}_fold{fold}_s1') for fold in (0, 1)]
         assert float(row['map_at_r']) == pytest.approx(
             sum(max(float(epoch['val_map_at_r']) for epoch in run[1:]) for run in runs) / 2, abs=1e-12)
-    assert Hyperparameter_Search.main([*flags, *tune, '--count_epoch_0']) == 2
-    assert 'was begun without --count_epoch_0' in capsys.readouterr().err
-
-
-def test_a_study_that_began_with_epoch_0_goes_on_with_it(flags, stub):
-    folder = stub()
-    tune = ['--tune', 'lr', '0.001,10', '--sampler', 'grid', '--n_epochs', '3']
-    assert Hyperparameter_Search.main([*flags, *tune, '--n_trials', '1', '--count_epoch_0']) == 0
-    assert Hyperparameter_Search.main([*flags, *tune, '--n_trials', '2']) == 0
-    assert [row['best_epochs'] for row in table_of(folder)] == ['3 3', '0 0']
+    study_of(folder).set_user_attr('first_epoch', 0)                                  # as earlier versions could
+    assert Hyperparameter_Search.main([*flags, *tune, '--n_trials', '3']) == 2
+    assert 'was begun with --count_epoch_0' in capsys.readouterr().err
 
 
 def test_a_run_that_judges_no_test_classes_shows_none(quick, run, tmp_path):

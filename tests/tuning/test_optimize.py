@@ -64,7 +64,7 @@ def test_a_worker_that_was_silent_too_long_leaves_its_trial_to_another(flags, st
         return report(own)
 
     monkeypatch.setattr(folds.Folds, 'report', taken_over)
-    assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '2', '--n_epochs', '1']) == 0
+    assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '2', '--n_epochs', '1', '--sampler', 'gp']) == 0
     assert 'trial_0000  another worker has taken it over' in capsys.readouterr().out
     assert {row['trial'] for row in table_of(folder)} > {'trial_0000'} and len(table_of(folder)) == 2
 
@@ -82,7 +82,7 @@ def test_two_workers_share_a_study(flags, stub):
 
 @pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_search_goes_on_without_loss_or_repetition(how, flags, stub):
-    folder = stub(pace="0.3 if flags['group'].startswith('trial_0001') else 0")
+    folder = stub(pace="0.15 if flags['group'].startswith('trial_0001') else 0")
     arguments = [*flags, *TUNE, '--n_trials', '2', '--n_epochs', '5']
     (first, _, _), = processes(folder, arguments)
     log = folder / 'study/trials/folder/trial_0001_fold0_s1/log.csv'

@@ -302,8 +302,9 @@ def wrong_values(value):
     return [wrong for kind, values in VALUES.items() if kind not in right for wrong in values]
 
 
-@pytest.mark.parametrize('date, config', [*((date, 'default') for date in DATES), (DATES[2], 'softmax'),
-                                          (DATES[1], 'daml'), (DATES[0], 'cascade'), (LAST, 'classifier')])
+@pytest.mark.parametrize('date, config', [(FIRST, 'default'), (DATES[3], 'default'), (LAST, 'default'),
+                                          (DATES[2], 'softmax'), (DATES[1], 'daml'), (FIRST, 'cascade'),
+                                          (LAST, 'classifier')])
 def test_a_value_of_a_wrong_type_gives_a_sentence(date, config, tmp_path):
     """At each key, in the options of an experiment that has a counterpart; which value is random."""
     generator, files = random.Random(f'{date} {config}'), options_of(date, config)

@@ -1,5 +1,4 @@
 """Hyperparameter_Search.py: what it refuses, what it finds, and how a study is extended."""
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,7 @@ import Hyperparameter_Search
 from configuration import effects
 from launching import process
 from tests.tuning.stub import TUNE, table_of
-from tuning import optimize, report, search, status
+from tuning import report, search
 from utilities.errors import UserError
 
 
@@ -64,14 +63,12 @@ def test_a_default_batch_is_one_that_every_fold_allows(sampler, n_folds, batch, 
     assert (settings['bs'], settings['samples_per_class']) == (8, 2)
 
 
-@pytest.mark.parametrize('sampler', ['tpe', 'gp'])
-def test_a_search_is_a_function_of_its_seed(sampler, flags, stub, tmp_path):
+def test_a_search_is_a_function_of_its_seed(flags, stub, tmp_path):
     folder = stub()
     found = []
     for repetition in range(2):
         flags[1] = str(tmp_path / f'{repetition}' / 'study')
-        assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '2', '--sampler', sampler, '--workers', '2',
-                                           '--n_epochs', '0']) == 0
+        assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '2', '--workers', '2', '--n_epochs', '0']) == 0
         found.append([(row['lr'], row['map_at_r']) for row in table_of(folder / f'{repetition}')])
     assert found[0] == found[1] and len(set(found[0])) == 2
 
@@ -128,14 +125,7 @@ def test_a_search_without_success_says_so_and_why(flags, stub, capsys):
     assert Hyperparameter_Search.main([*flags, '--tune', 'loss_triplet_margin', '0.81', '0.89', '--n_trials', '2']) == 2
     error = capsys.readouterr().err
     assert 'none of the 2 trials has succeeded, the last one that failed: trial_0001_fold0_s1: exit code 1: ' in error
-    assert 'the loss is nan; trials.csv has all reasons' in error and 'contours' not in error
-
-
-def test_missing_plots_are_explained(flags, stub, capsys):
-    stub(has_plots=True)
-    assert Hyperparameter_Search.main([*flags, *TUNE, '--tune', 'decay', '0', '1', '--n_trials', '1']) == 0
-    printed = capsys.readouterr().out
-    assert 'several values of two flags; 1 of 1 trials finished)' in printed and 'need two tuned' not in printed
+    assert 'the loss is nan; trials.csv has all reasons' in error
 
 
 @pytest.mark.parametrize('tail, reason', [
@@ -191,42 +181,6 @@ def test_a_finished_search_is_extended_and_its_ranges_stay(flags, stub, capsys):
         assert Hyperparameter_Search.main([*flags, *changed, '--n_trials', '4']) == 2
         assert sentence in capsys.readouterr().err
         assert {file: file.read_bytes() for file in (folder / 'study').glob('*.*')} == stored
-
-
-def test_the_status_of_a_search(flags, stub, capsys, tmp_path):
-    folder = stub()
-    place = ['--study_path', str(folder / 'study')]
-    assert Hyperparameter_Search.main([*place, '--status']) == 2
-    assert f'there is no study in {folder / "study"}' in capsys.readouterr().err
-    assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '2']) == 0
-    before = {file: file.read_bytes() for file in (folder / 'study').rglob('*') if file.is_file()}
-    capsys.readouterr()
-    assert Hyperparameter_Search.main([*place, '--status']) == 0
-    best = max(table_of(folder), key=lambda row: float(row['map_at_r']))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == 'study: 2 trials over, 2 complete' and len(lines) == 2
-    assert lines[1].startswith(f'best: {best["trial"]}, map_at_r {float(best["map_at_r"]):.4f} with lr ')
-    assert before == {file: file.read_bytes() for file in (folder / 'study').rglob('*') if file.is_file()}
-    assert Hyperparameter_Search.main([*place, '--status', '--lr', '1']) == 2
-    assert '--status takes no flags of main.py' in capsys.readouterr().err
-
-    study = status.stored(Hyperparameter_Search.build().parse_known_args(place)[0])
-    trial = study.ask()                                            # as another worker does
-    scripts = folder / 'study' / 'trials'
-    (scripts / f'trial_{trial.number:04d}.sh').write_text(
-        (scripts / 'trial_0000.sh').read_text().replace('trial_0000', f'trial_{trial.number:04d}'))
-    text, is_done = status.table(study, folder / 'study')
-    assert not is_done and f'trial_{trial.number:04d}, running: ' in text and '2 runs: 2 waiting' in text
-    assert re.search(rf'trial_{trial.number:04d}_fold1_s1  waiting +-/2', text)
-
-
-def test_the_progress_of_a_trial_names_folds_and_epochs(flags, stub, monkeypatch):
-    stub(pace=0.3)
-    texts, original = [], optimize.objective
-    monkeypatch.setattr(optimize, 'objective', lambda search, study, trial, progress: original(
-        search, study, trial, lambda text: [texts.append(text), progress(text)]))
-    assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '1']) == 0
-    assert len(texts) == len(set(texts)) > 1 and texts[-1] == 'fold 0: epoch 2/2, fold 1: epoch 2/2'
 
 
 def test_tuned_arguments_of_a_loss_are_merged_with_the_given_ones(flags):

@@ -1,7 +1,7 @@
 """
 Result_Evaluations.py --published: the published values of papers beside those of runs, by the papers' own rules.
 
-A line of published/<paper>.csv belongs to the group that its column `run` names, a line of the run scripts; for runs
+A line of papers/<paper>.csv belongs to the group that its column `run` names, a line of the run scripts; for runs
 on folds, it is the name without _fold<k>. Values stand there as printed, fractions in percent.
 """
 import math
@@ -15,7 +15,7 @@ from records.columns import Column
 from reports import differences, naming, selection, significance, tables
 from utilities.errors import UserError
 
-FOLDER = Path(__file__).parent / 'published'
+FOLDER = Path(__file__).parent / 'papers'
 PAPERS = {'roth2020': 'Roth et al., ICML 2020', 'musgrave2020': 'Musgrave et al., ECCV 2020',
           'mohan2020': 'Mohan et al., CVPR 2020 (a reproduction)'}
 STATED = ('arch', 'embed_dim', 'bs', 'n_epochs', 'split_scheme')     # flags, columns of their names; empty: not stated
