@@ -376,13 +376,6 @@ def test_dr_weight_and_a_memory_together_count_the_direction_once(opt):
         assert value(both).item() == pytest.approx(value(memory_only).item() - .4 * float(sum(directions)) / 24)
 
 
-def test_a_wrapper_hands_on_the_distance_of_the_loss_inside_it(opt):
-    criterion = select(opt(loss='hyperbolic', batch_mining='none', distill='ema', ema=.9, **SMALL))
-    inner = criterion.criterion
-    for one, other in zip(criterion.ranking_embeddings(UNIT), inner.ranking_embeddings(UNIT), strict=True):
-        assert torch.equal(one, other)
-
-
 # pytorch-metric-learning by name
 
 def test_a_loss_and_a_miner_of_pytorch_metric_learning_with_nested_arguments(opt):
@@ -475,14 +468,14 @@ def test_other_versions_of_the_library_are_refused(version, works, monkeypatch):
         pml.require_library('--loss pml:TripletMarginLoss')
 
 
-def test_a_sum_ranks_by_the_only_distance_of_its_own(opt):
-    flags = {'n_classes': 4, 'embed_dim': 8}
-    alone = criteria.select(opt(loss='hyperbolic', batch_mining='none', **flags), None)
-    summed = criteria.select(opt(loss='hyperbolic+softmax', batch_mining='none', **flags), [None, None])
-    embeddings = torch.randn(6, 8)
-    for one, other in zip(alone.ranking_embeddings(embeddings), summed.ranking_embeddings(embeddings), strict=True):
-        assert torch.equal(one, other)
-    assert not hasattr(criteria.select(opt(loss='softmax', batch_mining='none', **flags), None), 'ranking_embeddings')
+def test_a_sum_and_a_wrapper_rank_by_the_only_distance_inside_them(opt):
+    flags = {'batch_mining': 'none', **SMALL}
+    alone = select(opt(loss='hyperbolic', **flags))
+    for more in ({'loss': 'hyperbolic+softmax'}, {'loss': 'hyperbolic', 'distill': 'ema', 'ema': .9}):
+        found = select(opt(**flags, **more))
+        for one, other in zip(alone.ranking_embeddings(UNIT), found.ranking_embeddings(UNIT), strict=True):
+            assert torch.equal(one, other)
+    assert not hasattr(select(opt(loss='softmax', **flags)), 'ranking_embeddings')
 
 
 @pytest.mark.parametrize('flags, expected', [
