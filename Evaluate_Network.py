@@ -13,7 +13,7 @@ from utilities import errors, processes
 def main(arguments):
     """Returns the exit code: 0; 2 after a UserError; 1 for a failure; 130 after Ctrl-C."""
     with errors.reported('Evaluate_Network.py') as end, processes.together():
-        end.code = actions.work(arguments) or 0
+        end.code = actions.carry_out(arguments) or 0
     return end.code
 
 

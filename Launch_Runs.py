@@ -8,7 +8,7 @@ from utilities.errors import UserError
 
 SLURM = 'SLURM (needs submitit)'                                        # the title of the flags of jobs
 HERE = {'workers', 'gpus', 'per_gpu', 'gpus_per_run'}                   # flags of runs on this machine
-OF_A_LINE = {'line', 'gpus_per_job', 'nodes'}                           # a job of SLURM runs one line with them
+OF_A_LINE = {'line', 'gpus_per_job'}                                    # a job of SLURM runs one line with them
 
 
 def build():
@@ -38,8 +38,7 @@ def build():
     add('--at_once', type=command_line.POSITIVE_INT, default=64, help='largest number of jobs that run at once')
     add('--cpus', type=command_line.POSITIVE_INT, default=4, help='number of processor cores of each job')
     add('--gpus_per_job', type=command_line.COUNT, default=1,
-        help='number of GPUs of each job on each of its machines; the run has one process on each GPU')
-    add('--nodes', type=command_line.POSITIVE_INT, default=1, help='number of machines that each run is trained on')
+        help='number of GPUs of each job; its run has one process on each GPU')
     add('--memory', metavar='32GB', help="memory of each job; by default the cluster's own default")
     add('--slurm_args', nargs='+', metavar='NAME=VALUE', default=[],
         help='further options of sbatch, such as account=lab qos=long')
@@ -76,7 +75,7 @@ def launch(opt, more):
     refuse_unused(opt, build())
     from launching import local, plan, slurm, status  # import torch, which --help does not need
     if opt.line:
-        return local.run_line(opt.line, opt.gpus_per_job, opt.nodes, more)
+        return local.run_line(opt.line, opt.gpus_per_job, more)
     at_once = slots.slot_arguments(opt)
     runs = plan.runs_of_script(opt.script, opt.only, opt.skip_refused, more)
     if opt.dry_run:

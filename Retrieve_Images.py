@@ -68,17 +68,14 @@ def build():
         ('query', 'print the images of an index that are nearest to photos'),
         ('add', 'embed images and add them to an index; files that have changed since they were added are replaced'),
         ('remove', 'remove images from an index; their files stay'),
-        ('suspects', 'list images whose labels are probably wrong, near-duplicates, pairs of classes that are probably '
-                     'the same class, and outliers. Flags that are not listed here are passed to main.py'),
+        ('suspects', 'list images whose labels are probably wrong, near-duplicates and outliers. Flags that are not '
+                     'listed here are passed to main.py'),
         ('serve', 'serve a page to search an index by dropping a photo on it'))
     index, query, add, remove, suspects, serve = (commands.add_parser(name, help=text, description=text)
                                                   for name, text in texts)
     index.add_argument('run', metavar='RUN', help='run folder, whose last checkpoint is used, or a checkpoint')
     add_photos(index)
     index.add_argument('--out', required=True, metavar='INDEX', help='folder of the index')
-    index.add_argument('--recall', type=command_line.FRACTION, default=0.95,
-                       help='fraction of the exact ten nearest images that an approximate search must find; 1 means '
-                            'exact search')
     add_threshold(index, 'what Evaluate_Network.py RUN open_set calibrated')
     for command in (query, serve):
         add_threshold(command, "the index's")
@@ -86,8 +83,8 @@ def build():
                              help='number of nearest images that vote for the class of a photo, the name of their '
                                   'folder; 0: no class')
     index.add_argument('--codes', metavar='FAISS', default='',
-                       help="a string of faiss's index_factory, such as SQ8 or IVF64,PQ16; default: exact search, from "
-                            '200,000 images on by cells')
+                       help="a string of faiss's index_factory, such as IVF1000,Flat or PQ16, by which photos are "
+                            'searched; by default, the search is exact')
     for command in (query, add, remove, serve):
         command.add_argument('index', metavar='INDEX', help='folder of the index')
     for command in (query, add, remove):
@@ -110,7 +107,7 @@ def build():
     return parser
 
 
-def work(arguments):
+def carry_out(arguments):
     parser = build()
     opt, opt.flags = parser.parse_known_args(arguments)
     if opt.flags and opt.command != 'suspects':
@@ -121,7 +118,7 @@ def work(arguments):
 
 def main(arguments):
     """Returns the exit code: 0, 1 for a failure, 2 after a UserError, 130 after Ctrl-C."""
-    return errors.exit_code('Retrieve_Images.py', lambda: work(arguments))
+    return errors.exit_code('Retrieve_Images.py', lambda: carry_out(arguments))
 
 
 if __name__ == '__main__':

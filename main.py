@@ -17,6 +17,7 @@ import evaluation
 import parameters
 import parts
 from configuration import effects, resuming
+from datasets.loading import TrainingLoader
 from records import checkpoint, columns, lock, reading, run_folder
 from records.checkpoint import Checkpoint
 from records.columns import Column
@@ -24,7 +25,6 @@ from records.trace import Trace
 from records.writing import Records
 from utilities import errors, plotting, processes
 from utilities.errors import RunFailed, UserError
-from utilities.loading import TrainingLoader
 from utilities.randomness import derive, seed_everything
 
 

@@ -18,6 +18,7 @@ import optimization
 import training_step
 from architectures import batch_norm, embedding_layer, weights
 from datasets import features
+from evaluation.embedding import evaluation_batches
 from optimization import moving_average
 from records import backends, checkpoint
 from records.state import State, load_trained, reached, root
@@ -25,7 +26,6 @@ from utilities import device, loss_sums, machine, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.files import cache_folder
 from utilities.image_size import sides, written
-from utilities.loading import evaluation_batches
 from utilities.namespace import changed, unnoted
 from utilities.randomness import preserved, seed_everything
 

@@ -22,14 +22,13 @@ import torch.nn.functional as F
 import batch_mining
 import criteria
 from architectures import batch_norm
-from evaluation.embedding import embed_batch, network_outputs
+from evaluation.embedding import embed_batch, network_input, network_outputs
 from optimization import gradients
 from optimization.gradients import existing_gradients, gradient_or_zeros
 from optimization.groups import optimizer_parameters
 from records.trace import hard_pairs
 from utilities import device, exchange, processes
 from utilities.errors import UserError
-from utilities.loading import network_input
 from utilities.randomness import derive, seeded
 
 

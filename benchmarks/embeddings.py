@@ -5,17 +5,14 @@ import torch
 # name: images, classes, images of the largest class, queries (0: every image is a query, and all others its gallery)
 SIZES = {'CUB': (5924, 100, 60, 0), 'Cars': (8131, 98, 97, 0), 'In-Shop': (26830, 3985, 30, 14218),
          'SOP': (60502, 11316, 12, 0), 'SOP/3': (20167, 3772, 12, 0)}
-UNEQUAL = 0.5                # standard deviation of the logarithm of the classes' spread
 
 
-def embeddings(n, n_classes, largest, n_queries, dim, recall, unequal=False):
+def embeddings(n, n_classes, largest, n_queries, dim, recall):
     """
     Args:
         n:         number of images, in `n_classes` classes of 2 to `largest` images.
         n_queries: number of queries, whose gallery are the other images; 0: each image is a query against all others.
         recall:    approximate recall at 1, from 0.3 to 0.99, by which the distances from the centres are chosen.
-        unequal:   whether these distances differ by class, log-normally, so that classes are easy or hard; otherwise
-                   the noise is the same for all classes.
 
     Returns: [n, dim] float32 of norm 1 around random class centres, labels [n], and None or [n] bool: the queries.
     """
@@ -27,8 +24,6 @@ def embeddings(n, n_classes, largest, n_queries, dim, recall, unequal=False):
     labels = random.permutation(np.repeat(np.arange(n_classes), sizes))
     centres, noise = (random.normal(size=(size, dim)).astype(np.float32) for size in (n_classes, n))
     is_query = np.arange(n) < n_queries if n_queries else None
-    if unequal:
-        noise *= np.exp(UNEQUAL * random.normal(size=n_classes))[labels, None].astype(np.float32)
     low, high = 0.1, 40.0                                  # limits of the spread around a centre; recall falls with it
     for _ in range(12):
         spread = (low * high) ** 0.5

@@ -21,8 +21,7 @@ from utilities import pml
 SHORT = ['precision_at_1', 'r_precision', 'map_at_r']
 DEEP = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'mAP_1000', 'mAP']
 NEIGHBOURS = 14              # number of neighbours that faiss finds: two more than the largest class of SOP has images
-# Targets at RECALL, on the slower of two sets of embeddings, with equal and with unequal spread of the classes: the
-# metrics of SHORT are so many times as fast as AccuracyCalculator; DEEP takes at most DEEP_TARGET faiss searches
+# targets at RECALL: SHORT is so many times as fast as AccuracyCalculator; DEEP takes at most DEEP_TARGET faiss searches
 SHORT_TARGETS = {'CUB': 1.5, 'Cars': 1.7, 'In-Shop': 1.8, 'SOP': 2.5, 'SOP/3': 2.5}
 DEEP_TARGET = 1.1
 RECALL = 0.53
@@ -67,9 +66,9 @@ def peers(points, labels, is_query=None):
     return {'faiss': search, 'PML': lambda: calculator.get_accuracy(points[queries], targets[queries], *reference)}
 
 
-def ranking_row(size, dim, recall, unequal, rounds):
+def ranking_row(size, dim, recall, rounds):
     """(seconds, MB: {name: number} of the peers, `short` and `deep`, the metrics of SHORT and DEEP; recall at 1)."""
-    points, labels, is_query = embeddings(*size, dim, recall, unequal)
+    points, labels, is_query = embeddings(*size, dim, recall)
     found = interleaved(peers(points, labels, is_query) | {
         'short': lambda: evaluation.compute(SHORT, points, labels, is_query),
         'deep': lambda: evaluation.compute(DEEP, points, labels, is_query)}, rounds)
@@ -82,32 +81,26 @@ def ranking_row(size, dim, recall, unequal, rounds):
 def print_table(options):
     print(f'short: {", ".join(SHORT)}. deep: {", ".join(DEEP)}.\nfaiss: a flat search of {NEIGHBOURS} neighbours. '
           'PML: AccuracyCalculator, k = max_bin_count, for short.')
-    print('| images x dim | spread | R@1 | faiss | PML | short | deep | PML / short | at least | '
+    print('| images x dim | R@1 | faiss | PML | short | deep | PML / short | at least | '
           f'deep / faiss, at most {DEEP_TARGET} | MB: faiss / PML / short / deep |')
-    for name, dim, unequal in itertools.product(options.sizes, options.dims, (False, True)):
+    for name, dim in itertools.product(options.sizes, options.dims):
         rounds = 5 if SIZES[name][0] < 50_000 else 2
-        seconds, peaks, measured = ranking_row(SIZES[name], dim, options.recall, unequal, rounds)
-        spread = 'unequal' if unequal else 'equal'
+        seconds, peaks, measured = ranking_row(SIZES[name], dim, options.recall, rounds)
         times = ' | '.join(f'{time:.2f}' for time in seconds.values())
         memory = ' / '.join(f'{peak:,.0f}' for peak in peaks.values())
-        print(f'| {name} x {dim} | {spread} | {measured:.2f} | {times} | '
+        print(f'| {name} x {dim} | {measured:.2f} | {times} | '
               f'{seconds["PML"] / seconds["short"]:.2f} | {SHORT_TARGETS[name]} | '
               f'{seconds["deep"] / seconds["faiss"]:.2f} | {memory} |', flush=True)
 
 
 def short():
-    """CUB and a third of SOP: the targets, on the slower of the two sets of embeddings."""
+    """CUB and a third of SOP."""
     one_thread()
     for name, rounds in (('CUB', 5), ('SOP/3', 3)):
-        sets = [ranking_row(SIZES[name], 128, RECALL, unequal, rounds)[0] for unequal in (False, True)]
+        seconds, _, _ = ranking_row(SIZES[name], 128, RECALL, rounds)
         job = f'metrics, {name} x 128, R@1 {RECALL}'
-        yield Row(f'short {job}; AccuracyCalculator', *slower(sets, 'short', 'PML'), 1 / SHORT_TARGETS[name])
-        yield Row(f'deep {job}; faiss search of {NEIGHBOURS}', *slower(sets, 'deep', 'faiss'), DEEP_TARGET)
-
-
-def slower(sets, ours, peer):
-    """The seconds (ours, peer) of the set of embeddings with the larger ratio ours / peer."""
-    return max(((seconds[ours], seconds[peer]) for seconds in sets), key=lambda pair: pair[0] / pair[1])
+        yield Row(f'short {job}; AccuracyCalculator', seconds['short'], seconds['PML'], 1 / SHORT_TARGETS[name])
+        yield Row(f'deep {job}; faiss search of {NEIGHBOURS}', seconds['deep'], seconds['faiss'], DEEP_TARGET)
 
 
 def one_thread():

@@ -26,7 +26,7 @@ import configuration
 import datasets
 from benchmarks import Row
 from datasets import decoding
-from utilities.loading import Loader
+from datasets.loading import Loader
 from utilities.text_tables import markdown
 
 SIZE = 224

@@ -25,9 +25,8 @@ from criteria import (
 from criteria.weighted_sum import WeightedSum
 from utilities import pml, public, torch_losses
 from utilities.errors import UserError, choose
-from utilities.loss_sums import COSTLY, Miner, finished, fitted, names_taken, parts
+from utilities.loss_sums import COSTLY, Miner, finished, fitted, names_taken, own_groups, parts
 from utilities.namespace import changed, note
-from utilities.parameter_groups import own_groups
 
 
 class Wrapper(NamedTuple):

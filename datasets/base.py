@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from datasets import boxes, decoding
+from datasets.loading import Loader, workers
 from flags.command_line import is_text
+from utilities.device import is_gpu
 from utilities.errors import UserError
 
 
@@ -164,6 +166,17 @@ class ImageSet(torch.utils.data.Dataset):
                 image = self.transform.load(boxes.read_upright(self.sources[index]))
                 loaded.append((image, int(self.labels[index]), int(index)))
         return loaded
+
+    def loader(self, opt, batches, network=None):
+        """
+        Yields (images [B, 3, H, W], labels [B], indices [B]) for each list of indices in `batches`. If there are
+        features of `network`, they take the images' place.
+        """
+        found = None if self.features is None else self.features.of(self, network)
+        if found is not None:
+            return found.loader(batches)
+        return Loader(self, batch_sampler=batches, num_workers=workers(opt), pin_memory=is_gpu(opt.device),
+                      generator=torch.Generator())
 
 
 def as_pair(item):

@@ -17,10 +17,9 @@ from evaluation.protocol import (
     validate,
     write_embeddings,
 )
-from evaluation.titles import table
 
 __all__ = ['METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'compute', 'curves',
            'draw', 'embed', 'embed_batch', 'embed_splits', 'evaluate', 'features_suffice',
            'geometry', 'metric_and_level', 'network_outputs', 'parse', 'pooled_features', 'ranking', 'show',
-           'split_of_pictures', 'splits_to_evaluate', 'storage_metrics', 'table', 'validate', 'why',
+           'split_of_pictures', 'splits_to_evaluate', 'storage_metrics', 'validate', 'why',
            'write_embeddings']

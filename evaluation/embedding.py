@@ -15,10 +15,25 @@ from tqdm import tqdm
 from evaluation.ranking.neighbours import Search
 from utilities import exchange, processes, stopping
 from utilities.device import full_float32
-from utilities.errors import RunFailed
+from utilities.errors import RunFailed, UserError
 from utilities.files import atomic
 from utilities.image_size import scaled
-from utilities.loading import Loader, evaluation_batches, evaluation_loader, network_input
+
+
+def network_input(images, device):
+    """
+    Images [B, 3, H, W] as a loader gives them -> the network's input: float32 RGB in [0, 1], on `device`. Raises
+    UserError for features in place of images.
+    """
+    if images.dim() == 2:
+        raise UserError('the pixels of images are needed whose features were computed before the training; give '
+                        '--keep_features false')
+    if images.device != device:                              # torch.export would write down a device that is named here
+        images = images.to(device, non_blocking=True)
+    if images.dtype != torch.uint8:
+        return images
+    layout = torch.channels_last if images.device.type == 'cpu' else torch.contiguous_format  # the network's layout
+    return images.to(torch.float32, memory_format=layout).mul_(1 / 255)
 
 
 def network_outputs(network, images, with_maps=False):
@@ -87,6 +102,17 @@ class Embedded:
         return Search(self.embeddings, self.images.labels, self.images.is_query, self.images.in_gallery, ranking)
 
 
+def evaluation_batches(opt, dataset):
+    """
+    The batches of indices in which one process would load `dataset` in order, divided into contiguous parts: a list of
+    batches for each process of the run.
+    """
+    size = opt.eval_bs or opt.bs
+    batches = [range(start, min(start + size, len(dataset))) for start in range(0, len(dataset), size)]
+    n = processes.count()
+    return [batches[len(batches) * i // n:len(batches) * (i + 1) // n] for i in range(n)]
+
+
 @torch.inference_mode()
 def embed(opt, model, images, name, features=False, autocast=None):
     """
@@ -100,7 +126,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     embeddings = norms = None
     batches = evaluation_batches(opt, images)
     precision = torch.autocast(opt.device.type, getattr(torch, autocast or 'float32'), enabled=autocast is not None)
-    loader = evaluation_loader(opt, images, batches[processes.rank()], model)
+    loader = images.loader(opt, batches[processes.rank()], model)
     bar = tqdm(loader, desc=f'embed {name}', leave=False, disable=None)
     for batch, _, indices in stopping.checked(bar):
         with precision, full_float32():
@@ -129,7 +155,7 @@ def pooled_features(opt, model, images, batches, name):
     """The pooled features [N, F] of an ImageSet in evaluation mode, without --eval_views. batches: lists of indices."""
     model.eval()
     rows = torch.empty(len(images), model.n_features)
-    bar = tqdm(evaluation_loader(opt, images, batches), desc=f'features of {name}', leave=False, disable=None)
+    bar = tqdm(images.loader(opt, batches), desc=f'features of {name}', leave=False, disable=None)
     for batch, _, indices in stopping.checked(bar):
         rows[indices] = network_outputs(model, batch)[1].cpu()
     return rows
@@ -143,7 +169,8 @@ def features_suffice(embedding, model, images, rows, batches):
     of an ImageSet, in these batches of indices and in full float32.
     """
     model.eval()
-    for batch, _, indices in Loader(images, batch_sampler=batches, generator=torch.Generator()):
+    for indices in batches:
+        batch = images.transform.collate([image for image, _, _ in images.loaded(indices)])
         expected = embedding(model, batch)
         try:
             found = embedding(model, rows[indices])

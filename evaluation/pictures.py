@@ -38,8 +38,6 @@ def draw(opt, model, data, criterion, folder, pair=()):
     if not set(opt.pictures) & {*PICTURES}:
         raise UserError(f'pictures {folder}: there is nothing to draw with --pictures {opt.pictures[0]}, which may be '
                         f'the setting of the run; name some of {", ".join(PICTURES)}')
-    if processes.is_main() and not Path(folder).parent.is_dir():
-        raise UserError(f'pictures {folder}: there is no folder {Path(folder).parent}')
     processes.run_on_rank_zero(require_writable_folder, folder, 'pictures')
     split = split_of_pictures(opt, data)
     embedded = embed_splits(opt, model, data, [split], criterion)[split]
@@ -69,7 +67,7 @@ def place_of(path, images, split):
 @plotting.styled
 def save_pair(embedded, one, other, folder):
     figure = explained(embedded, [(one, [other])])
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for suffix in ('png', 'svg'):
         plotting.save(figure, folder / f'why_pair.{suffix}')
         print(folder / f'why_pair.{suffix}')
@@ -92,7 +90,7 @@ def save(opt, embedded, split, folder, panel=None, formats=('png',)):
     if panel:
         files['retrieval'] = [Path(panel), *files.get('retrieval', [])[1:]]
     if files:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     for name, paths in files.items():
         figure = PICTURES[name](embedded, opt.seed)
         saved += [plotting.save(figure, path) for path in paths if figure]
@@ -273,18 +271,14 @@ def classes(embedded, seed, n_worst=12):
     left.axhline(100 * (taken == labels).mean(), color='black', linestyle='--', linewidth=0.8, label='mean over images')
     left.set(xlabel='classes (%)', ylabel='R@1 (%)', ylim=(-2, 102))
     plotting.legend_above(left)
-    right.barh(range(len(worst)), recall[worst], color=GREY, height=0.7)
+    right.barh(range(len(worst)), recall[worst], color='0.8', height=0.7)
     for bar, c in enumerate(worst):
         wrong = taken[(labels == present[c]) & (taken != labels)]
         if len(wrong):
             others, counts = np.unique(wrong, return_counts=True)
             most = counts.argmax()
             text = f'{counts[most] / n_images[c]:.0%} {short(names[others[most]], 24)}'
-            if recall[c] > 52:                             # inside the bar
-                written = right.text(recall[c] - 1, bar, text, va='center', fontsize=5.5, ha='right', color='white')
-            else:
-                written = right.text(recall[c] + 1, bar, text, va='center', fontsize=5.5, ha='left', color=WRONG)
-            plotting.fit(written, 2.2 * max(recall[c], 100 - recall[c]) / 100)       # the axes are 2.2 inches wide
+            plotting.fit(right.text(1, bar, text, va='center', fontsize=5.5), 2.2)        # the axes' width in inches
     right.set(xlim=(0, 100), xlabel='R@1 (%) of the worst classes,\nand their main mistake')
     for tick in right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst]):
         plotting.fit(tick.label1, 1.6)

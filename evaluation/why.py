@@ -9,9 +9,9 @@ cosine.
 """
 import torch
 
+from evaluation.embedding import network_input
 from utilities import image_size
 from utilities.errors import UserError
-from utilities.loading import network_input
 
 
 def check(opt, network):

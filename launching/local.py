@@ -1,15 +1,13 @@
 """Trains runs on this machine: the runs of a script at the same time, or a single one in the foreground."""
-import os
 import shlex
 import sys
 import time
 
 from tqdm import tqdm
 
-from launching import plan, process, slurm
+from launching import plan, process
 from launching.pool import ELSEWHERE, FINISHED, Pool
 from utilities import stopping
-from utilities.machine import n_cores
 
 PATIENCE = 120                                                    # seconds to wait for another process to end
 
@@ -53,20 +51,13 @@ def launch(runs, slots):
     return int(bool(failed))
 
 
-def run_line(text, n_gpus=1, n_nodes=1, more=()):
+def run_line(text, n_gpus=1, more=()):
     """
     Trains one run, given by the arguments of main.py as one text, followed by `more`; returns its exit code. A job of
-    SLURM calls it, on each of its n_nodes machines, with n_gpus GPUs there. The first machine logs and locks the run.
+    SLURM calls it, with n_gpus GPUs.
     """
     run = plan.planned_run([*shlex.split(text), *more])
-    added = ['--gpu', *map(str, range(n_gpus))] if n_gpus > 1 else []
-    python = []
-    if n_nodes > 1:
-        os.environ.setdefault('OMP_NUM_THREADS', str(max(1, n_cores() // max(1, n_gpus))))
-        added = ['--auto_resume']
-        python = slurm.torchrun(n_nodes, max(1, n_gpus))
-    leads = slurm.is_first_machine()
-    started = started_when_free(run, added, python) if leads else process.join(run, added, python)
+    started = started_when_free(run, ['--gpu', *map(str, range(n_gpus))] if n_gpus > 1 else [])
     if started is None:
         return 0
     try:
@@ -77,19 +68,18 @@ def run_line(text, n_gpus=1, n_nodes=1, more=()):
     except KeyboardInterrupt:
         process.stop({started: run})
         raise
-    if leads:
-        process.note_exit(run, code)
-    if leads and code:
+    process.note_exit(run, code)
+    if code:
         print(f'{run.name}: exit code {code}, {run.log} ends with\n{process.last_lines(run)}', file=sys.stderr)
     return code
 
 
-def started_when_free(run, more, python):
+def started_when_free(run, more):
     """process.start(...), once no other process has the run; None, with a note, where there is nothing to do here."""
     end = time.monotonic() + PATIENCE
     while True:                                     # a pre-empted job may come back before its process has ended
         try:
-            started = process.start(run, more, python)
+            started = process.start(run, more)
             break
         except process.Busy:
             if time.monotonic() > end:

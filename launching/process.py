@@ -31,12 +31,11 @@ class Busy(Exception):
     """The run is being trained by another process."""
 
 
-def start(run, more=(), python=()):
+def start(run, more=()):
     """
     Starts the run, or resumes it; returns the process, or None for a run that is finished already.
 
-    more:   arguments that follow the run's own arguments.
-    python: arguments of Python before main.py, such as torchrun's.
+    more: arguments that follow the run's own arguments.
 
     Raises Busy.
     """
@@ -50,18 +49,10 @@ def start(run, more=(), python=()):
         folder = run.folder()
         if folder and reading.is_finished(folder):
             return None
-        found = ['--resume', str(folder)] if folder and '--auto_resume' not in more else []
-        command = [sys.executable, *python, str(MAIN), *run.arguments, *more, *found]
+        found = ['--resume', str(folder)] if folder else []
+        command = [sys.executable, str(MAIN), *run.arguments, *more, *found]
         print(f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} {shlex.join(command)}', file=log, flush=True)
         return new_process(command, run, log)
-
-
-def join(run, more, python):
-    """Starts this machine's processes of a run that another one has started; returns the process, None if finished."""
-    folder = run.folder()
-    if folder and reading.is_finished(folder):
-        return None
-    return new_process([sys.executable, *python, str(MAIN), *run.arguments, *more], run, None)
 
 
 def new_process(command, run, log):

@@ -13,8 +13,6 @@ from utilities.errors import UserError
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = 'slurm_logs'
 MAX_REQUEUES = 1000
-FIRST_PORT = 20000
-N_PORTS = 10000
 
 
 class Job:
@@ -36,32 +34,10 @@ class Job:
         return DelayedSubmission(self)
 
 
-def slurm_job(run, n_gpus=1, n_nodes=1):
-    """
-    The Job that trains a Planned run on n_gpus GPUs of each of n_nodes machines. The run's secrets are not in it, since
-    submitit writes it to a file.
-    """
+def slurm_job(run, n_gpus=1):
+    """The Job that trains a Planned run on n_gpus GPUs; without secrets, since submitit writes it to a file."""
     return Job([sys.executable, str(ROOT / 'Launch_Runs.py'), f'--line={shlex.join(run.arguments)}',
-                f'--gpus_per_job={n_gpus}', f'--nodes={n_nodes}'])
-
-
-def torchrun(n_nodes, n_processes):
-    """
-    The arguments of Python that start n_processes of a run on this machine, one of the n_nodes of a job of SLURM. All
-    processes connect to the first machine of the job.
-    """
-    listed = subprocess.run(['scontrol', 'show', 'hostnames', os.environ['SLURM_JOB_NODELIST']], check=True,
-                            capture_output=True, text=True)
-    job = os.environ['SLURM_JOB_ID']
-    first = listed.stdout.split()[0]
-    port = FIRST_PORT + int(job) % N_PORTS                        # jobs that share a machine have different numbers
-    return ['-m', 'torch.distributed.run', f'--nnodes={n_nodes}', f'--nproc_per_node={n_processes}',
-            '--rdzv_backend=c10d', f'--rdzv_endpoint={first}:{port}', f'--rdzv_id={job}']
-
-
-def is_first_machine():
-    """Whether this process runs on the first machine of its job of SLURM."""
-    return os.environ.get('SLURM_NODEID', '0') == '0'
+                f'--gpus_per_job={n_gpus}'])
 
 
 def submit(opt, runs):
@@ -83,11 +59,10 @@ def submit(opt, runs):
         executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=MAX_REQUEUES)
         executor.update_parameters(
             job_name='Launch_Runs', time=minutes(opt.time), partition=opt.partition, array_parallelism=opt.at_once,
-            nodes=opt.nodes, ntasks_per_node=1, cpus_per_task=opt.cpus, gpus_per_node=opt.gpus_per_job or None,
-            mem=opt.memory,
+            nodes=1, ntasks_per_node=1, cpus_per_task=opt.cpus, gpus_per_node=opt.gpus_per_job or None, mem=opt.memory,
             setup=[f'export PYTHONPATH={ROOT}:$PYTHONPATH'], additional_parameters=pairs(opt.slurm_args))
         with executor.batch():
-            jobs = [executor.submit(slurm_job(run, opt.gpus_per_job, opt.nodes)) for run in runs]
+            jobs = [executor.submit(slurm_job(run, opt.gpus_per_job)) for run in runs]
     except (FailedJobError, RuntimeError, FileNotFoundError) as error:
         raise UserError(f'--slurm: the jobs were not taken: {" ".join(str(error).split())[-300:]}') from None
     print(f'{len(jobs)} jobs: {jobs[0].job_id.split("_")[0]}, their output: {folder}')

@@ -11,7 +11,6 @@ from utilities import stopping
 from utilities.errors import UserError
 from utilities.text_tables import aligned
 
-N_TIMED = 5       # least number of epochs over which the mean duration is taken; --eval_every if that is more
 REFRESH = 2                                                       # seconds between tables on a terminal
 
 
@@ -66,36 +65,28 @@ def show(table):
 
 def table(runs):
     """(the table as text, whether all runs are finished)"""
-    rows = with_remaining_time([status_row(run) for run in runs])
-    cells = [['run', 'state', 'epoch', 'score', 'left']]
-    for row in rows:
-        epoch = f'{"-" if row["epoch"] is None else row["epoch"]}/{row["n_epochs"]}'
-        left = '' if row['state'] == 'finished' or row['seconds'] is None else clock(row['seconds'])
-        score = '' if row['score'] is None else f'{row["score"]:.4f}'
-        cells.append([row['run'].name, row['state'], epoch, score, left])
-    lines = [aligned(cells, left=(0, 1))]
-    counts = collections.Counter(row['state'] for row in rows)
-    is_done = counts['finished'] == len(rows)
-    total = ''
-    if not is_done and all(row['seconds'] is not None for row in rows):
-        at_once = max(1, counts['running'])
-        total = f'; about {clock(sum(row["seconds"] for row in rows) / at_once)} left with {at_once} at once'
-    lines.append(f'{len(rows)} runs: ' + ', '.join(f'{n} {state}' for state, n in counts.items()) + total)
-    for row in rows:
-        if row['state'] == 'failed':
-            lines += [f'{row["run"].name} failed, {row["run"].log} ends with', process.last_lines(row['run'])]
-    return '\n'.join(lines), is_done
+    states = []
+    cells = [['run', 'state', 'epoch', 'score']]
+    failed = []
+    for run in runs:
+        state, epoch, score = progress(run)
+        states.append(state)
+        cells.append([run.name, state, f'{"-" if epoch is None else epoch}/{run.settings["n_epochs"]}',
+                      '' if score is None else f'{score:.4f}'])
+        if state == 'failed':
+            failed += [f'{run.name} failed, {run.log} ends with', process.last_lines(run)]
+    counts = collections.Counter(states)
+    summary = f'{len(runs)} runs: ' + ', '.join(f'{n} {state}' for state, n in counts.items())
+    return '\n'.join([aligned(cells, left=(0, 1)), summary, *failed]), counts['finished'] == len(runs)
 
 
-def status_row(run):
+def progress(run):
     """
-    The row of a run: run, state, epoch, n_epochs, score and pace.
+    (state, epoch, score) of a run; epoch and score are None before the first one.
 
     epoch: the last recorded one, evaluated or not.
     score: the first of --storage_metrics on the test split, or on the validation split where only that is evaluated, at
            the last evaluated epoch.
-    pace:  seconds per epoch, the mean over the last max(5, --eval_every) epochs, so that it includes an evaluation;
-           None before the first epoch.
     """
     folder = run.folder()
     is_running = process.is_running(run)                    # asked before the records, since it may finish meanwhile
@@ -103,12 +94,8 @@ def status_row(run):
     rows = reading.read_rows(folder / 'log.csv') if folder else []
     evaluated = records.rows[-1] if records and records.rows else {}
     metric = run.settings['storage_metrics'][0]
-    n_timed = max(N_TIMED, run.settings['eval_every'])
-    times = [row['seconds'] for row in rows if row['epoch'] and 'seconds' in row][-n_timed:]
-    return {'run': run, 'state': run_state(run, records, is_running), 'epoch': rows[-1]['epoch'] if rows else None,
-            'n_epochs': run.settings['n_epochs'],
-            'score': evaluated.get(Column('test', metric).name, evaluated.get(Column('val', metric).name)),
-            'pace': sum(times) / len(times) if times else None}
+    score = evaluated.get(Column('test', metric).name, evaluated.get(Column('val', metric).name))
+    return run_state(run, records, is_running), rows[-1]['epoch'] if rows else None, score
 
 
 def run_state(run, records, is_running):
@@ -120,22 +107,3 @@ def run_state(run, records, is_running):
     if process.exit_code(run) not in (None, 0, process.STOPPED):
         return 'failed'
     return 'stopped' if records else 'waiting'
-
-
-def with_remaining_time(rows):
-    """
-    The rows with `seconds`, the time to the last epoch at the run's own pace, or at the mean pace of the others where
-    it has none; None where no pace is known.
-    """
-    paces = [row['pace'] for row in rows if row['pace']]
-    for row in rows:
-        pace = row['pace'] or (sum(paces) / len(paces) if paces else None)
-        n_left = 0 if row['state'] == 'finished' else row['n_epochs'] - max(row['epoch'] or 0, 0)
-        row['seconds'] = n_left * pace if pace is not None or not n_left else None
-    return rows
-
-
-def clock(seconds):
-    """Seconds as H:MM:SS."""
-    minutes, seconds = divmod(round(seconds), 60)
-    return f'{minutes // 60}:{minutes % 60:02d}:{seconds:02d}'

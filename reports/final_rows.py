@@ -95,23 +95,21 @@ def read(file):
                             f'{", ".join(KEYS)} and metrics') from None
         name = f'{key[1]}_s{key[2]}'
         hashes = line.get(TEST) or None, line.get(IMAGES) or None
-        runs = found.setdefault(key, [])
-        run = next((run for run in runs if (run.test, run.test_images) == hashes), None)
-        if run is None and runs and (not hashes[0] or not runs[-1].test):
-            run = runs[-1]
-        if run is None:
-            run = Run(name, f'{file}, line {number}', dict(zip(KEYS, key, strict=False)))
-            runs.append(run)
+        runs = found.setdefault(key, {})
+        if runs and not hashes[0]:
+            hashes = [*runs][-1]
+        if hashes not in runs:
+            flags = dict(zip(KEYS, key, strict=False))
+            runs[hashes] = Run(name, f'{file}, line {number}', flags, test=hashes[0], test_images=hashes[1])
+        run = runs[hashes]
         if any(row['epoch'] == other['epoch'] for other in run.rows):
             raise UserError(f'{file}, line {number}: duplicate row: epoch {row["epoch"]} of {name} on {key[0]}')
         run.rows.append(row)
         run.flags |= {name: line[name] for name in ORIGIN if line.get(name)}
-        run.test = run.test or hashes[0]
-        run.test_images = run.test_images or hashes[1]
-    of_all = sum(found.values(), [])
-    for run in of_all:
+    every = [run for runs in found.values() for run in runs.values()]
+    for run in every:
         run.rows.sort(key=lambda row: row['epoch'])
-    return of_all
+    return every
 
 
 def write_ensembles(file, ensembles, logs):

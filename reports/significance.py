@@ -47,11 +47,6 @@ def difference_from_constant(values, constant):
     return Difference(mean, interval, p, ONE_SAMPLE, (len(values), 1))
 
 
-def half_width_in_errors(freedom):
-    """Half the width of a 95 % interval by Student's t, in standard errors."""
-    return stats.t.ppf(0.975, freedom)
-
-
 def t_interval(values):
     """
     (mean, half the width of the 95 % interval) of independent values, by Student's t with n − 1 degrees of freedom; the
@@ -63,7 +58,7 @@ def t_interval(values):
     values = np.asarray(values, float)
     if len(values) < 2 or np.isinf(values).any():
         return float(values.mean()), np.nan
-    return float(values.mean()), float(half_width_in_errors(len(values) - 1) * stats.sem(values))
+    return float(values.mean()), float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
 
 
 def welch(one, other):
@@ -92,12 +87,12 @@ def half_width_to_published(values, population_std, n):
     """
     std = population_std * np.sqrt(n / (n - 1)) if n > 1 else np.nan
     if len(values) == 1:
-        return float(half_width_in_errors(n - 1) * std * np.sqrt(1 + 1 / n))
+        return float(stats.t.ppf(0.975, n - 1) * std * np.sqrt(1 + 1 / n))
     if np.isnan(std):
         return t_interval(values)[1]
     squares = np.square([stats.sem(values), std / np.sqrt(n)])             # of the two standard errors
     freedom = squares.sum() ** 2 / (squares ** 2 / [len(values) - 1, n - 1]).sum()
-    return float(half_width_in_errors(freedom) * np.sqrt(squares.sum()))
+    return float(stats.t.ppf(0.975, freedom) * np.sqrt(squares.sum()))
 
 
 def paired_test(one, other):

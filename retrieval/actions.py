@@ -19,12 +19,12 @@ from utilities.namespace import changed
 class Action:
     """
     help:    what it does, for the manual.
-    work:    carries it out: the namespace of main.py's flags, with `evaluate` the run, and of the action's own flags.
+    run:     carries it out: the namespace of main.py's flags, with `evaluate` the run, and of the action's own flags.
     flags:   declares its own flags: an argparse parser -> None.
     without: the flags of main.py's evaluation that it does not read. They are refused.
     """
     help: str
-    work: Callable
+    run: Callable
     flags: Callable = lambda parser: None
     without: tuple = ()
 
@@ -57,17 +57,17 @@ DRAWS = ('eval_draws', 'eval_draw_size')
 METRICS = ('evaluation_metrics', 'bootstrap', *DRAWS)
 ACTIONS = {
     'metrics': Action('print the metrics of the evaluated splits; the default', metrics),
-    'codes': Action('compare short codes of the embeddings by quality, bytes and time', codes.work, codes.flags,
+    'codes': Action('compare short codes of the embeddings by quality, bytes and time', codes.compare, codes.flags,
                     (*METRICS, *codes.WITHOUT)),
     'open_set': Action('measure how well queries of unknown classes are recognised, and calibrate a threshold',
-                       open_set.work, open_set.flags, (*METRICS, *open_set.WITHOUT)),
-    'rerank': Action('compute the metrics after re-ranking', reranking.work, reranking.flags, DRAWS),
-    'pairs': Action('verify a list of pairs: whether two images are of one class', pairs.work, pairs.flags,
+                       open_set.calibrate, open_set.flags, (*METRICS, *open_set.WITHOUT)),
+    'rerank': Action('compute the metrics after re-ranking', reranking.compare, reranking.flags, DRAWS),
+    'pairs': Action('verify a list of pairs: whether two images are of one class', pairs.verify, pairs.flags,
                     (*METRICS, *pairs.WITHOUT)),
     'embeddings': Action('write the embeddings, their norms, labels and paths to a file', embeddings, embeddings_flags,
                          METRICS),
     'pictures': Action('draw the --pictures of the embeddings', pictures, pictures_flags, METRICS),
-    'export': Action('write the network to a file for other programs', export.work, export.flags, METRICS),
+    'export': Action('write the network to a file for other programs', export.export, export.flags, METRICS),
 }
 MORE = 'Takes flags of an evaluation by main.py, too, such as --splits_to_eval, --eval_ema and --source_path ' \
        '(main.py --help evaluation).'
@@ -129,9 +129,9 @@ def divided(arguments, action):
     return own, others
 
 
-def work(arguments):
+def carry_out(arguments):
     """Carries out a command line of Evaluate_Network.py; returns None, or the exit code of the processes of --gpu."""
     name, opt = parse(arguments)
     if len(opt.gpu) > 1 and name not in ('export', 'pairs') and not processes.connected():
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], configuration.secret_variables(opt))
-    ACTIONS[name].work(opt)
+    ACTIONS[name].run(opt)

@@ -6,27 +6,25 @@ from pathlib import Path
 
 import numpy as np
 
+from evaluation.ranking.nearest_rows import faiss_or_none
 from records import lock
 from retrieval import loading, search, store, unknown
 from retrieval.index import Index
 from utilities.errors import RunFailed, UserError
-from utilities.files import remove_temporary, require_writable, write_text
+from utilities.files import remove_temporary, require_writable, require_writable_folder, write_text
 
 SECONDS = 10                 # seconds of embedding that a kill can lose
-GROWTH = 2                   # faiss is fitted again when the index has grown by this factor
 UNREADABLE = 'unreadable.txt'
 
 
-def create(folder, network, recall=0.95, threshold=None, codes=''):
+def create(folder, network, threshold=None, codes=''):
     """
     Makes an index for the embeddings of `network`, if it does not exist yet; else changes what differs, which takes
     effect in the next add(). Raises UserError if the folder is something else, or an index made by another network.
 
-    recall:    the fraction of the exact ten nearest that an approximate search should find; with 1, without `codes`,
-               search is exact.
     threshold: None: the thresholds of the network's run, if it has some; or the similarity below which a query is
                unknown; or 'none': no query is unknown.
-    codes:     faiss's string for the search; '': by the number of images.
+    codes:     faiss's string for the search; '': the search is exact.
     """
     folder = Path(folder)
     open_set = network.open_set
@@ -35,12 +33,17 @@ def create(folder, network, recall=0.95, threshold=None, codes=''):
     if not (folder / store.NAME).exists():
         if folder.exists() and (not folder.is_dir() or any(not file.name.startswith('.') for file in folder.iterdir())):
             raise UserError(f'--out {folder}: it exists and is no index; give a new folder')
-        store.create(folder, network, recall, open_set, codes)
+        require_writable_folder(folder, '--out')
+        folder.mkdir(parents=True, exist_ok=True)
+        store.write(folder, {
+            'version': store.VERSION, 'run': os.path.abspath(network.source), 'network_id': network.id,
+            'settings': network.settings, 'open_set': open_set, 'generation': 0, 'n_images': 0, 'dim': None,
+            'codes': codes, 'search': {}, 'files': {}})
         return
     with lock.held(folder):
         index = Index(folder)
         index.require(network)
-        content = index.content | {'recall': recall, 'codes': codes}
+        content = index.content | {'codes': codes}
         if open_set or threshold:
             content['open_set'] = open_set
         if content != index.content:
@@ -81,8 +84,12 @@ def add(folder, network, transform, paths, bs=112, kernels=0):
 
 def fill(folder, network, transform, records, bs, kernels):
     """Embeds and adds images, {path: record()}; returns {path: reason} for images that cannot be read."""
-    paths, content, unreadable = [*records], store.read(folder), {}
-    photos, points, saved = [], [], time.monotonic()
+    paths = [*records]
+    content = store.read(folder)
+    unreadable = {}
+    photos = []
+    points = []
+    saved = time.monotonic()
     try:
         for rows, found, broken in loading.embedded(network, transform, paths, bs, kernels):
             unreadable |= {paths[row]: reason for row, reason in broken.items()}
@@ -90,11 +97,14 @@ def fill(folder, network, transform, records, bs, kernels):
                 bad = int(np.isfinite(found).all(axis=1).argmin())
                 raise RunFailed(f'the embedding of {paths[rows[bad]]} is not finite; the network of {network.source} '
                                 'cannot be used')
-            photos += [records[paths[row]] or [paths[row], 0, 0] for row in rows]
-            points += [found] if rows else []
+            if rows:
+                photos += [records[paths[row]] or [paths[row], 0, 0] for row in rows]
+                points.append(found)
             if photos and time.monotonic() - saved >= SECONDS:
                 content = append(folder, content, photos, np.concatenate(points))
-                photos, points, saved = [], [], time.monotonic()
+                photos = []
+                points = []
+                saved = time.monotonic()
     finally:
         if photos:                                           # after Ctrl-C as well
             append(folder, content, photos, np.concatenate(points))
@@ -146,27 +156,15 @@ def keep(index, kept):
 
 
 def refresh(folder):
-    """Brings faiss's search to the images of the index: adds them, or fits it anew where it is new or has grown."""
+    """Fits the search by --codes anew where the images or the codes have changed; without codes, removes it."""
     index = Index(folder)
-    content, how, asked = index.content, index.content['search'], [index.content['codes'], index.content['recall']]
-    factory = search.chosen(*asked, len(index))
-    if not factory:
-        if how:
-            store.put(folder, content | {'search': {}}, replaced=['search'])
-    elif how.get('asked') != asked or len(index) >= GROWTH * how['n_images']:
-        found, recall = search.fit(index.embeddings, factory, content['recall'])
-        is_better = content['codes'] or recall >= content['recall']
-        write_search(index, found, {'asked': asked, 'factory': factory if is_better else '', 'recall': recall,
-                                    'n_images': len(index)})
-    elif how['factory'] and index.approximate is None:
-        found = search.opened(index.files['search'])
-        if how['embeddings'] != content['files']['embeddings']['name']:                # images were removed
-            found.reset()
-        search.add(found, factory, index.embeddings[found.ntotal:])
-        write_search(index, found, how)
-
-
-def write_search(index, found, how):
-    content = index.content | {'search': how | {'embeddings': index.content['files']['embeddings']['name']}}
-    rows = {'search': search.as_bytes(found)} if how['factory'] else {}
-    store.put(index.folder, content, replaced=['search'], **rows)
+    codes = index.content['codes'] if len(index) and faiss_or_none() else ''
+    if codes == index.content['search'].get('factory', '') and (index.approximate is not None or not codes):
+        return
+    how = {}
+    rows = {}
+    if codes:
+        fitted, recall = search.fit(index.embeddings, codes)
+        how = {'factory': codes, 'recall': recall, 'embeddings': index.content['files']['embeddings']['name']}
+        rows['search'] = faiss_or_none().serialize_index(fitted)
+    store.put(folder, index.content | {'search': how}, replaced=['search'], **rows)

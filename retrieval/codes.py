@@ -38,7 +38,7 @@ def divided(code, dim):
     return int(first), rest or 'Flat'
 
 
-def work(opt):
+def compare(opt):
     """Prints the table for the split of split_of_pictures() and writes it into the run folder."""
     for code in opt.codes if not (opt.eval_features or opt.pca) else ():               # before the work
         width, factory = divided(code, opt.embed_dim)
@@ -56,7 +56,7 @@ def work(opt):
 
 
 def report(opt, embedded, split, file):
-    """The text of work(). embedded: {split: Embedded}."""
+    """The text of compare(). embedded: {split: Embedded}."""
     note_collapse({f'{split} split': embedded[split]})
     pool = build_pool(opt, embedded, split, 'class')
     asked = Search(pool.embeddings.cpu().float(), pool.labels, pool.is_query, pool.in_gallery)
@@ -75,8 +75,7 @@ def measure(code, asked, train):
     """
     dim, factory = divided(code, train.shape[1])
     gallery, queries = asked.gallery.numpy(), asked.queries.numpy()
-    index = search.trained(factory, train[:, :dim])
-    search.add(index, factory, gallery[:, :dim])
+    index = search.filled(factory, train[:, :dim], gallery[:, :dim])
     n_nearest = search.N_NEAREST + bool((asked.own >= 0).any())                        # with the query itself
     deep = min(max(n_nearest, int(asked.n_positives.max()) + 1), len(gallery))
     begin = time.perf_counter()
@@ -84,8 +83,9 @@ def measure(code, asked, train):
     seconds = time.perf_counter() - begin
     others = (found >= 0) & (found != asked.own[:, None])
     hits = others & (asked.gallery_labels[found] == asked.query_labels[:, None])
-    ranks, some = np.sort(np.where(hits, others.cumsum(axis=1), np.inf), axis=1), asked.n_positives > 0
-    values = {name: float(metric(ranks[some], asked.n_positives[some]).mean()) for name, metric in METRICS.items()}
+    ranks = np.sort(np.where(hits, others.cumsum(axis=1), np.inf), axis=1)
+    counts = asked.n_positives > 0
+    values = {name: float(metric(ranks[counts], asked.n_positives[counts]).mean()) for name, metric in METRICS.items()}
     with search.reported(factory):
         n_bytes = index.sa_code_size()
     truth = exact(gallery, queries, min(n_nearest, len(gallery)))

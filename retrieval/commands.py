@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from datasets import decoding
+from datasets.loading import workers
 from evaluation.protocol import collapse
 from retrieval import changes, loading, photos, review, search, server, unknown, vote
 from retrieval.index import Index
 from utilities import plotting, stopping
 from utilities.errors import UserError
 from utilities.files import require_writable, write_csv, write_text
-from utilities.loading import workers
 
 STDOUT = '-'                 # the standard output, in place of a file name
 NAMED = 3                    # number of images that cannot be read or found whose names are printed
@@ -29,7 +29,7 @@ def index(opt):
         print(f'Note: no query will be called unknown: {network.no_threshold}', file=sys.stderr)
     if opt.codes:
         search.built(opt.codes, network.width)               # before the work
-    changes.create(opt.out, network, opt.recall, opt.threshold, opt.codes)
+    changes.create(opt.out, network, opt.threshold, opt.codes)
     extend(opt, opt.out, network, transform, paths)
 
 
@@ -39,7 +39,6 @@ def add(opt):
 
 
 def extend(opt, folder, network, transform, paths):
-    note_search()
     try:
         found, unreadable = changes.add(folder, network, transform, paths, opt.bs, workers(opt))
     except KeyboardInterrupt:
@@ -74,7 +73,7 @@ def query(opt):
     if opt.picture and Path(opt.picture).suffix not in ('.png', '.svg'):
         raise UserError(f'--picture {opt.picture}: give a file that ends in .png or .svg')
     paths = photos.find(opt.photos)
-    searched, network, transform = opened(opt)
+    searched, network, transform = load_index(opt)
     queries = []
     embeddings = []
     reasons = []
@@ -110,25 +109,18 @@ def suspects(opt):
 
 
 def serve(opt):
-    server.serve(*opened(opt), opt.k, opt.host, opt.port, opt.vote)
+    server.serve(*load_index(opt), opt.k, opt.host, opt.port, opt.vote)
 
 
-def opened(opt):
+def load_index(opt):
     """The index, which is searched on the device of its network, the network and its transform."""
     searched = Index(opt.index)
     network, transform = searched.load_network(opt.run, opt.device)
     searched.device = network.device
     if opt.threshold is not None:
         searched.open_set = None if opt.threshold == 'none' else unknown.by_hand(opt.threshold)
-    note_search()
     note_collapse(searched)
     return searched, network, transform
-
-
-def note_search():
-    if search.faiss_or_none() is None:
-        print('Note: faiss is not installed: every search is exact, by torch. To search a large index faster: '
-              'pip install faiss-cpu', file=sys.stderr)
 
 
 def name_some(what, names, n_all, more=''):

@@ -55,7 +55,7 @@ def flags(parser):
                         help='in place of FILE: a new folder with safetensors, config.json and a model card')
 
 
-def work(opt):
+def export(opt):
     if bool(opt.file) == bool(opt.hub):
         raise UserError('export: give either a FILE that ends in .pt2 or .onnx, or --hub FOLDER')
     write(opt, opt.evaluate, opt.hub or opt.file, hub=bool(opt.hub))

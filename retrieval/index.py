@@ -44,13 +44,6 @@ class Index:
     def __len__(self):
         return len(self.embeddings)
 
-    def is_current(self):
-        """Whether the folder is as it was when it was opened: the same index, without additions and removals since."""
-        try:
-            return store.read(self.folder) == self.content
-        except UserError:
-            return False
-
     def __str__(self):
         told = f'; {unknown.described(self.open_set, len(self))}' if self.open_set else ''
         how = 'exact search'
@@ -108,7 +101,7 @@ class Index:
         how, files = self.content['search'], self.content['files']
         if not how.get('factory') or self.device.type != 'cpu' or faiss_or_none() is None:
             return None
-        found = search.opened(self.files['search']) if how['embeddings'] == files['embeddings']['name'] else None
+        found = search.deserialized(self.files['search']) if how['embeddings'] == files['embeddings']['name'] else None
         is_current = found is not None and (found.ntotal, found.d) == self.embeddings.shape
         return found if is_current else None
 
@@ -130,7 +123,7 @@ class Index:
         """
         if not len(self):
             raise UserError(f'{self.folder}: the index has no images yet; add some')
-        queries = unknown.checked(embeddings, self.embeddings.shape[1], self.folder)
+        queries = checked(embeddings, self.embeddings.shape[1], self.folder)
         rows = np.empty((len(queries), min(k, len(self))), np.int64)
         distances = np.empty(rows.shape, np.float32)
         for start in range(0, len(queries), QUERIES):
@@ -175,3 +168,14 @@ class Index:
                     voted = vote.vote([vote.class_of(self.paths[row]) for row in found], far)
                 answer |= voted
         return said
+
+
+def checked(points, dim, folder):
+    """Embeddings as a float32 array [n, dim]. Raises UserError for other shapes and for what is not finite."""
+    points = np.ascontiguousarray(torch.as_tensor(points).detach().cpu().numpy(), np.float32)
+    if points.ndim != 2 or points.shape[1] != dim:
+        raise UserError(f'{folder}: expected embeddings [n, {dim}], not {list(points.shape)}')
+    bad = ~np.isfinite(points).all(axis=1)
+    if bad.any():
+        raise UserError(f'{folder}: the embedding {int(bad.argmax())} is not finite')
+    return points

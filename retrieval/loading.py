@@ -1,6 +1,5 @@
 """A trained network without the data that it was trained on, and the embeddings of any images."""
 import os
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +10,7 @@ import configuration
 import datasets
 import parts
 from datasets import decoding
+from datasets.loading import Loader
 from datasets.pipeline import Pipeline
 from evaluation.embedding import compared, embed_batch, network_id
 from flags import command_line
@@ -19,7 +19,6 @@ from utilities import stopping
 from utilities.device import is_gpu
 from utilities.errors import UserError
 from utilities.image_size import sides
-from utilities.loading import Loader
 from utilities.randomness import preserved
 
 SLACK = 0.01                 # by which floating-point images may leave [0, 1], as after a bicubic resizing
@@ -119,12 +118,13 @@ def load(run, device='auto'):
     image -> one image [3, H, W] for it, on the CPU.
 
     Neither the data of the run nor a download is needed, and torch's settings and random numbers stay as they were.
-    Raises UserError where `run` is neither, or is damaged.
+    Raises UserError where `run` is neither, or is damaged, or has --pca.
     """
     opt = configuration.parse(['--evaluate', str(run), *command_line.tokens({'device': device})])
     if opt.pca:
-        print(f'Note: {run}: --pca {opt.pca} reduces the embeddings in evaluations, and not here', file=sys.stderr)
-        opt.pca = 0
+        raise UserError(f'{run}: its --pca {opt.pca} is fitted on the training images in each evaluation, and cannot '
+                        f'be applied here. Take the network without it, FOLDER, which this command exports: python '
+                        f'Evaluate_Network.py {run} export --hub FOLDER --pca 0')
     return restore(opt, run)
 
 
@@ -153,12 +153,12 @@ class Photos(torch.utils.data.Dataset):
             return index, None, (f'{decoding.printable_path(image)}: names of images cannot hold bytes that are not '
                                  'UTF-8; rename it')
         try:
-            photo = self.opened(image)
+            photo = self.read(image)
             return index, self.pipeline.load(photo), None
         except UserError as error:
             return index, None, f'{image}: not a readable image ({decoding.decoding_reason(error.__context__)})'
 
-    def opened(self, image):
+    def read(self, image):
         if not hasattr(image, 'getexif'):
             return decoding.read_upright(image)
         with decoding.named(image):

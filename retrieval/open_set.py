@@ -46,7 +46,7 @@ def flags(parser):
                         help='fraction of the unknown queries that the threshold accepts on the validation classes')
 
 
-def work(opt):
+def calibrate(opt):
     """Prints the metrics of the test classes, calibrates thresholds, and writes them into the run folder."""
     file = thresholds_file(opt.evaluate)
     processes.run_on_rank_zero(require_writable, file, 'open_set: the file')

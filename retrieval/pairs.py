@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 import criteria
+from datasets.loading import workers
 from evaluation import rank_metrics
 from retrieval import loading, unknown
 from utilities import device, plotting
 from utilities.errors import UserError
 from utilities.files import require_writable, write_csv
-from utilities.loading import workers
 from utilities.text_tables import aligned
 
 RATES = 1e-3, 1e-2, 1e-1     # false-positive rates at which the true-positive rate is printed
@@ -51,7 +51,7 @@ def flags(parser):
     add('--picture', metavar='OUT.png', help='also draw the ROC curve; .png, .svg or .pdf')
 
 
-def work(opt):
+def verify(opt):
     if criteria.has_own_distance(opt):
         raise UserError(f'pairs: --loss {opt.loss} ranks by a distance of its own, which pairs does not know')
     for flag in ('rows', 'picture'):

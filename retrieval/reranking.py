@@ -121,7 +121,7 @@ def flags(parser):
     add('--alphaqe_alpha', type=NOT_NEGATIVE, default=3.0, help='exponent of the similarity that weights a neighbour')
 
 
-def work(opt):
+def compare(opt):
     """Prints the metrics of ranks of each split, without re-ranking and after each method."""
     names = [name for name in opt.evaluation_metrics if parse(name)[1].needs == 'ranks']
     if not names:
@@ -138,7 +138,7 @@ def work(opt):
 
 
 def report(opt, embedded, splits, names):
-    """The text of work(): a line per split and metric, a column per method."""
+    """The text of compare(): a line per split and metric, a column per method."""
     note_collapse({f'{split} split': embedded[split] for split in splits})
     lines = {}
     for split, level in itertools.product(splits, opt.eval_level):

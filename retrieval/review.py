@@ -24,7 +24,6 @@ COLUMNS = ('kind', 'path', 'label', 'suggested_label', 'score', 'neighbour', 'no
 TITLES = {
     'label': 'label: images whose neighbours contradict their label, and the nearest image of the suggested label',
     'duplicate': 'duplicate: nearly equal images, those with different labels first',
-    'class': 'class: the nearest images of two classes that are probably one',
     'outlier': 'outlier: images without near neighbours, and the nearest one',
 }
 N_ROWS = {'label': 4}        # contact sheet: rows per kind; 2 for the others

@@ -1,17 +1,16 @@
-"""The approximate search of an index by faiss: of any `index_factory` string, or the cells of an inverted file."""
+"""The search of an index by faiss, whose `index_factory` string is --codes; and the recall of codes."""
 import contextlib
 
 import numpy as np
-from tqdm import tqdm
 
-from evaluation.ranking.nearest_rows import MORE, ROWS, exact, faiss_or_none, measured
+from evaluation.ranking.nearest_rows import MORE, exact, faiss_or_none, measured
 from utilities.errors import UserError
 
-LARGE = 200_000              # number of images from which on an inverted file is tried
 N_QUERIES = 500              # queries with which the recall is measured
 N_NEAREST = 10               # images that each query should find
 N_TRAIN = 100_000            # at most so many images are used to fit faiss
 CANDIDATES = 100             # at least so many images are found by faiss, and ranked by their embeddings
+RECALL = 0.95                # the recall that enough cells of an inverted file should reach
 
 
 @contextlib.contextmanager
@@ -24,29 +23,6 @@ def reported(factory):
         raise UserError(f'codes {factory}: {reason} (faiss)') from None
 
 
-def chosen(codes, recall, n_images):
-    """
-    faiss's string for an index of so many images; '' for exact search. The default is exact search below LARGE images,
-    and otherwise an inverted file of √N cells (Jegou et al., Product Quantization for Nearest Neighbor Search, TPAMI
-    2011).
-    """
-    if faiss_or_none() is None or not n_images:
-        return ''
-    return codes or (f'IVF{int(n_images ** 0.5)},Flat' if n_images >= LARGE and recall < 1 else '')
-
-
-def opened(data):
-    """The index of faiss from the bytes of as_bytes()."""
-    try:
-        return faiss_or_none().deserialize_index(data)
-    except RuntimeError as error:
-        raise UserError(f'the search of the index cannot be read ({error}); make the index again') from None
-
-
-def as_bytes(index):
-    return faiss_or_none().serialize_index(index)
-
-
 def built(factory, dim):
     """An empty index of faiss for dim dimensions. Raises UserError if faiss does not accept the string for them."""
     faiss = faiss_or_none()
@@ -54,25 +30,31 @@ def built(factory, dim):
         raise UserError(f'codes {factory}: it needs faiss: pip install faiss-cpu')
     with reported(factory):
         index = faiss.index_factory(dim, factory)
-    for part in (index, getattr(index, 'pq', None)):
+    coder = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+    for part in (coder, getattr(coder, 'pq', None)):
         if hasattr(part, 'cp'):
             part.cp.min_points_per_centroid = 1              # otherwise faiss prints a warning for few images
+    if isinstance(coder, faiss.IndexPQ):
+        coder.do_polysemous_training = False                 # the order of codes, for searches that are not made here
     return index
 
 
-def trained(factory, points):
-    """The empty index, fitted to the `points` [n, D]. Raises UserError where they are too few."""
+def filled(factory, points, gallery):
+    """An index of the gallery [N, D], fitted to the points [n, D]. Raises UserError where these are too few."""
     index = built(factory, points.shape[1])
     sample = np.sort(np.random.default_rng(0).permutation(len(points))[:N_TRAIN])
     with reported(factory):
         index.train(np.ascontiguousarray(points[sample]))
+        index.add(np.ascontiguousarray(gallery))
     return index
 
 
-def add(index, factory, points):
-    with reported(factory):
-        for start in tqdm(range(0, len(points), ROWS), desc='add to the search', leave=False, disable=None):
-            index.add(np.ascontiguousarray(points[start:start + ROWS]))
+def deserialized(data):
+    """The index of faiss from the bytes of its file."""
+    try:
+        return faiss_or_none().deserialize_index(data)
+    except RuntimeError as error:
+        raise UserError(f'the search of the index cannot be read ({error}); make the index again') from None
 
 
 def nearest(index, gallery, queries, k):
@@ -86,26 +68,22 @@ def nearest(index, gallery, queries, k):
     return measured(gallery, queries, rows, k)
 
 
-def fit(gallery, factory, least):
+def fit(gallery, factory):
     """
     faiss's index of the gallery [N, D] and its recall, the fraction of the exact ten nearest images that it finds. For
-    an inverted file, the number of cells that a query visits is doubled until the recall reaches `least`, up to a
+    an inverted file, the number of cells that a query visits is doubled until the recall reaches RECALL, up to a
     quarter of the cells.
     """
-    index = trained(factory, gallery)
-    add(index, factory, gallery)
+    index = filled(factory, gallery, gallery)
     samples = np.sort(np.random.default_rng(0).permutation(len(gallery))[:N_QUERIES])
     queries = np.ascontiguousarray(gallery[samples])
     truth = exact(gallery, queries, N_NEAREST + 1)
+    recall = overlap(truth, index.search(queries, CANDIDATES)[1], samples)
     cells = faiss_or_none().try_extract_index_ivf(index)
-    n_visited = 1
-    while True:
-        if cells is not None:
-            cells.nprobe = n_visited
+    while cells is not None and recall < RECALL and 2 * cells.nprobe <= cells.nlist / 4:
+        cells.nprobe = 2 * cells.nprobe
         recall = overlap(truth, index.search(queries, CANDIDATES)[1], samples)
-        n_visited *= 2
-        if recall >= least or cells is None or n_visited > cells.nlist / 4:
-            return index, recall
+    return index, recall
 
 
 def overlap(truth, found, samples):

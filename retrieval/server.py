@@ -1,40 +1,31 @@
 """Retrieve_Images.py serve: a page that shows the images of an index nearest to a photo, or to one of these images."""
 import base64
-import contextlib
 import io
-import json
-import select
+import re
 import threading
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 import torch
 
 from datasets import decoding
-from utilities import machine, stopping
+from utilities import stopping
 from utilities.errors import UserError
 
 PAGE = Path(__file__).with_name('page.html')
 MAX_MB = 30                  # largest upload; page.html has the same number
 MAX_MEGAPIXELS = 52          # phones take photos of 50
-DECODERS = 2                 # photos that are decoded at a time, each in up to a gigabyte
-WAITING = 14                 # photos, and images of the index, that wait for a decoder at most, each in a thread
-THREADS = 40                 # more than all that wait, so that other requests never do
-IDLE = 10                    # seconds after which a connection that sends nothing is closed
-CONNECTIONS = 500            # connections at a time
+THREADS = 2                  # requests that are answered at a time; each may decode a photo, in up to a gigabyte
 SHOWN = {'JPEG', 'PNG', 'GIF', 'WEBP', 'BMP'}      # the formats that every browser shows
 SIDE = 480                   # pixels of the longer side of an image on the page
 N_STARTS = 24                # images of the index that the page shows before the first query
-HEADERS = {
+HEADERS = {                  # so that no page of another server shows or reads what this one sends
     'Content-Security-Policy': "default-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; frame-ancestors 'none'",
+    'Cross-Origin-Resource-Policy': 'same-origin',
     'X-Content-Type-Options': 'nosniff',
     'Referrer-Policy': 'same-origin',
 }
-TOO_LARGE = f'The photo is larger than {MAX_MB} MB.'
-LOCAL = ('127.0.0.1', 'localhost', '::1')
-OTHER_PAGE = 'This page answers no requests of other pages; type its address, or reload it.'
-BUSY = 'Many photos are waiting to be decoded; try again in a moment.'
+LOCAL = ('127.0.0.1', 'localhost', '[::1]')
 
 
 def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
@@ -44,7 +35,8 @@ def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
     n_votes: number of nearest images that vote for the class of a photo; 0: none is said.
     """
     import flask
-    app, lock, photos, images = flask.Flask(__name__, static_folder=None), threading.Lock(), Queue(), Queue()
+    app = flask.Flask(__name__, static_folder=None)
+    lock = threading.Lock()
     guard(app, hosts)
 
     def existing(row):
@@ -57,19 +49,15 @@ def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
     @app.get('/start')
     def start():
         rows = np.unique(np.linspace(0, len(index.paths) - 1, N_STARTS).round().astype(int))
-        return size(index) | {'images': [{'row': int(row), 'name': short_name(index, row)} for row in rows]}
+        return {'n_images': len(index.paths),
+                'images': [{'row': int(row), 'name': short_name(index, row)} for row in rows]}
 
     @app.get('/image/<int:row>')
     def image(row):
         try:
-            with images.turn():
-                content = small(decoding.read_upright(index.paths[existing(row)], MAX_MEGAPIXELS, SIDE))
-        except Busy:
-            flask.abort(503, BUSY)
-        except UserError as error:                         # it was moved or damaged since it was indexed
-            why = 'is too large to be shown' if isinstance(error.__context__, decoding.TooLarge) else \
-                'cannot be read any more'
-            flask.abort(404, f'{short_name(index, row)} {why}.')
+            content = small(decoding.read_upright(index.paths[existing(row)], MAX_MEGAPIXELS, SIDE))
+        except UserError:                                  # it was moved or damaged since it was indexed
+            flask.abort(404, f'{short_name(index, row)} cannot be read any more, or is too large.')
         return flask.Response(content, mimetype='image/jpeg', headers={'Cache-Control': 'max-age=3600'})
 
     @app.get('/neighbours/<int:row>')
@@ -79,12 +67,8 @@ def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
 
     @app.post('/neighbours')
     def photo_neighbours():
-        data = flask.request.get_data()
         try:
-            with photos.turn():
-                photo, preview = prepared(data, transform)         # a function, so that its pixels are free by then
-        except Busy:
-            flask.abort(503, BUSY)
+            photo, preview = prepared(flask.request.get_data(), transform)
         except decoding.TooLarge:
             flask.abort(400, f'The photo has more than {MAX_MEGAPIXELS} million pixels.')
         except Exception:  # decoders raise all kinds of exceptions on a file that is no image
@@ -98,31 +82,17 @@ def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
 
 def guard(app, hosts):
     """
-    Makes an application refuse requests that its page does not make, explain its errors, and send HEADERS.
+    Makes an application explain its errors, send HEADERS, and refuse requests to other hosts.
 
     hosts: the host names that a request may be addressed to; None allows any. Without this check, a page of another
            server could read this one through a domain name that it resolves to this machine (DNS rebinding).
-
-    Requests that a page of another server makes are refused, since its visitor did not ask for them; but its links may
-    lead to the page.
     """
     import flask
-    app.config['MAX_CONTENT_LENGTH'] = MAX_MB * 2 ** 20
 
     @app.before_request
     def check_host():
-        if hosts is not None and getattr(parsed(f'//{flask.request.host}'), 'hostname', None) not in hosts:
+        if hosts is not None and re.sub(r':\d+$', '', flask.request.host) not in hosts:
             flask.abort(403, 'This page is for the machine it runs on; --host names another address.')
-
-    @app.before_request
-    def check_origin():
-        headers = flask.request.headers
-        origin, site = headers.get('Origin'), headers.get('Sec-Fetch-Site', 'none')
-        if origin is not None and getattr(parsed(origin), 'netloc', None) != flask.request.host:
-            flask.abort(403, OTHER_PAGE)
-        is_link = flask.request.path == '/' and headers.get('Sec-Fetch-Mode') == 'navigate'
-        if site not in ('same-origin', 'none') and not is_link:
-            flask.abort(403, OTHER_PAGE)
 
     @app.after_request
     def add_headers(response):
@@ -130,14 +100,10 @@ def guard(app, hosts):
         return response
 
     def explain(error):
-        return {'error': TOO_LARGE if error.code == 413 else error.description}, error.code
+        return {'error': error.description}, error.code
 
-    for code in (400, 403, 404, 405, 413, 503):
+    for code in (400, 403, 404, 405):
         app.register_error_handler(code, explain)
-
-
-def size(index):
-    return {'n_images': len(index.paths), 'is_current': index.is_current()}
 
 
 def short_name(index, row):
@@ -155,7 +121,7 @@ def neighbours(index, embedding, k, without=None, n_votes=0):
     said = {}                                              # an image of the index is known
     if without is None:
         said = index.answers(distances[:, :max(n_votes, 1)], rows[:, :n_votes])[0]
-    return size(index) | said | {'neighbours': found[:k]}
+    return said | {'n_images': len(index.paths), 'neighbours': found[:k]}
 
 
 def prepared(data, transform):
@@ -163,40 +129,6 @@ def prepared(data, transform):
     with decoding.open_image(io.BytesIO(data), MAX_MEGAPIXELS) as image:
         kind, photo = image.format, decoding.upright(image)
     return transform(photo), {} if kind in SHOWN else {'image': as_url(small(photo))}
-
-
-def parsed(url):
-    """The parts of a URL; None where it is none, such as http://[."""
-    try:
-        parts = urlsplit(url)
-        return parts if parts.hostname else None
-    except ValueError:
-        return None
-
-
-class Busy(Exception):
-    pass
-
-
-class Queue:
-    """At most DECODERS blocks run at a time, and at most WAITING more wait for it."""
-
-    def __init__(self):
-        self.places, self.decoders = threading.Semaphore(DECODERS + WAITING), threading.Semaphore(DECODERS)
-
-    @contextlib.contextmanager
-    def turn(self):
-        """Raises Busy where all places are taken. Memory that the block frees goes back to the operating system."""
-        if not self.places.acquire(blocking=False):
-            raise Busy
-        try:
-            with self.decoders:
-                try:
-                    yield
-                finally:
-                    machine.give_back()
-        finally:
-            self.places.release()
 
 
 def small(image):
@@ -212,36 +144,10 @@ def as_url(content):
 
 
 def listening(app, host, port):
-    """
-    A waitress server of the application. A body that is too large is refused by its Content-Length, before it is sent,
-    and a connection that sends nothing is closed after IDLE seconds. Raises OSError or ValueError where it cannot
-    listen.
-    """
+    """A waitress server of the application. Raises OSError or ValueError where it cannot listen."""
     import waitress
-    from waitress import channel, parser, utilities
-
-    class Refusal(utilities.RequestEntityTooLarge):
-        def to_response(self, ident=None):
-            return '413 Request Entity Too Large', [('Content-Type', 'application/json')], json.dumps(
-                {'error': TOO_LARGE}).encode()
-
-    class Parser(parser.HTTPRequestParser):
-        def received(self, data):
-            consumed = super().received(data)
-            if isinstance(self.error, utilities.RequestEntityTooLarge):
-                self.error = Refusal(self.error.body)
-            return consumed
-
-    class Channel(channel.HTTPChannel):
-        parser_class = Parser
-
-    server = waitress.create_server(
-        app, host=host, port=port, threads=THREADS,
-        max_request_body_size=MAX_MB * 2 ** 20 + 1, channel_timeout=IDLE, cleanup_interval=1,
-        connection_limit=CONNECTIONS, asyncore_use_poll=hasattr(select, 'poll'))
-    for part in server.map.values() if hasattr(server, 'map') else [server]:       # one for each address of the host
-        part.channel_class = Channel
-    return server
+    return waitress.create_server(app, host=host, port=port, threads=THREADS,
+                                  max_request_body_size=MAX_MB * 2 ** 20 + 1)
 
 
 def serve(index, network, transform, k=24, host='127.0.0.1', port=8000, n_votes=0):
@@ -255,15 +161,15 @@ def serve(index, network, transform, k=24, host='127.0.0.1', port=8000, n_votes=
     except ImportError as error:
         raise UserError(f'serve needs flask and waitress ({error}): pip install flask waitress') from None
     host = host.strip('[]')
-    app = application(index, network, transform, k, LOCAL if host in LOCAL else None, n_votes)
+    name = f'[{host}]' if ':' in host else host
+    app = application(index, network, transform, k, LOCAL if name in LOCAL else None, n_votes)
     try:
         server = listening(app, host, port)
     except (OSError, ValueError) as error:                 # ValueError: there is no such host
         raise UserError(f'--host {host} --port {port}: nothing can listen there ({error}); give another one') from None
     # a host with several addresses has a socket for each
     port = server.effective_listen[0][1] if hasattr(server, 'effective_listen') else server.effective_port
-    url = f'http://[{host}]:{port}' if ':' in host else f'http://{host}:{port}'
-    print(f'{len(index.paths):,} images: {url} (Ctrl-C ends)', flush=True)
+    print(f'{len(index.paths):,} images: http://{name}:{port} (Ctrl-C ends)', flush=True)
     threading.Thread(target=server.run, daemon=True).start()
     while True:
         stopping.sleep(60)

@@ -24,17 +24,6 @@ PLAIN, INT8 = 1, 2           # versions of earlier programs: as now, without the
 KINDS = ('embeddings', 'photos', 'search')
 
 
-def create(folder, network, recall, open_set=None, codes=''):
-    """Makes an empty index for the embeddings of a loading.Network; arguments as for changes.create()."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f'{folder}: no folder can be made there ({error.strerror})') from None
-    write(folder, {'version': VERSION, 'run': os.path.abspath(network.source), 'network_id': network.id,
-                   'settings': network.settings, 'open_set': open_set, 'generation': 0, 'n_images': 0, 'dim': None,
-                   'recall': recall, 'codes': codes, 'search': {}, 'files': {}})
-
-
 def checksum(content):
     return hashlib.sha256(json.dumps(content | {'sha256': ''}, sort_keys=True).encode()).hexdigest()
 

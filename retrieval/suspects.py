@@ -1,12 +1,8 @@
 """
-Retrieve_Images.py suspects: images whose neighbours contradict their labels, near-duplicates, classes that are probably
-one, and outliers.
+Retrieve_Images.py suspects: images whose neighbours contradict their labels, near-duplicates, and outliers.
 
 - label: the ratio of the mean distances to the nearest images of the image's own class and of all other classes, which
   is the nonconformity of Proedrou et al., Transductive confidence machines for pattern recognition, ECML 2002, Eq. 3.
-- class: among the neighbours within two classes, the fraction whose class differs from the image's, divided by the
-  fraction expected if one class had been divided into these two at random. Schilling, Multivariate two-sample tests
-  based on nearest neighbors, JASA 1986.
 - outlier: the distance to the nearest images, as in Ramaswamy et al., Efficient algorithms for mining outliers from
   large data sets, SIGMOD 2000.
 
@@ -24,7 +20,7 @@ from evaluation.ranking.nearest import first, split_by_class
 from evaluation.ranking.neighbours import Search
 from utilities import stopping
 
-KINDS = ('label', 'duplicate', 'class', 'outlier')
+KINDS = ('label', 'duplicate', 'outlier')
 N_NEAREST = 10               # neighbours of an image within its class, and equally many outside of it
 N_MEAN = 3                   # nearest of these neighbours, whose distances are averaged
 N_VOTES = 5                  # nearest images of other classes that vote for the suggested label
@@ -33,16 +29,15 @@ OUTLIER_Z = 3.5
 DUPLICATE = 0.6              # largest distance of near-duplicates, divided by the median distance to the nearest image
 COPY = 0.3                   # within a class, where different photos of one thing are nearer than 0.6
 SAME = 1000                  # highest score of a duplicate: the same image
-MIXED = 0.8                  # the score above which two classes are probably one
 
 
 @dataclass
 class Suspect:
     """
     kind:      one of KINDS.
-    image:     the index of the image; for a class, of one of its images.
+    image:     the index of the image.
     suggested: the label that its neighbours suggest; for a duplicate, the label of the other image, which may be the
-               image's own; for a class, the other class; None for an outlier.
+               image's own; None for an outlier.
     score:     the higher, the more suspicious; comparable within a kind only.
     neighbour: the index of the nearest image with the suggested label; for a duplicate, of the other image; for an
                outlier, of the nearest image.
@@ -89,7 +84,7 @@ def find(embeddings, labels):
                        for pair in zip(own, others, strict=True))
     labels_of = np.where(others[0] < 0, -1, labels[others[0]])
     suspects = [*wrong_labels(own[1], *others, labels_of), *duplicates(own, others, labels),
-                *mixed_classes(rows, distances, labels), *outliers(rows, distances)]
+                *outliers(rows, distances)]
     return sorted(suspects, key=lambda suspect: (KINDS.index(suspect.kind), suspect.suggested == labels[suspect.image],
                                                  -suspect.score, suspect.image))
 
@@ -144,24 +139,6 @@ def duplicates(own, others, labels):
                 seen.add((int(image), other))
                 score = 1 / max(near[image, column] / typical, 1 / SAME)
                 yield Suspect('duplicate', int(image), int(labels[other]), float(score), other)
-
-
-def mixed_classes(rows, distances, labels):
-    """Pairs of classes with N_NEAREST or more neighbours between them, by their Schilling statistic."""
-    image, slot = np.nonzero(rows >= 0)
-    nearest_first = np.argsort(distances[image, slot], kind='stable')
-    image, other = image[nearest_first], rows[image, slot][nearest_first]
-    low, high = np.sort(labels[np.stack([image, other])], axis=0)
-    sizes = np.bincount(labels)
-    within = np.bincount(low[low == high], minlength=len(sizes))
-    between = np.flatnonzero(low != high)
-    pairs, first, counts = np.unique(np.stack([low, high])[:, between], axis=1, return_index=True, return_counts=True)
-    both = sizes[pairs].sum(axis=0)
-    expected = 2 * sizes[pairs].prod(axis=0) / (both * (both - 1))
-    scores = counts / (counts + within[pairs].sum(axis=0)) / expected
-    for pair in np.flatnonzero((counts >= N_NEAREST) & (scores > MIXED)):
-        edge = between[first[pair]]
-        yield Suspect('class', int(image[edge]), int(labels[other[edge]]), float(scores[pair]), int(other[edge]))
 
 
 def outliers(rows, distances):

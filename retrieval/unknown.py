@@ -7,9 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from evaluation.ranking.nearest_rows import nearest
 from records import columns
 from records.checkpoint import LAST
 from retrieval.identification import row_at
@@ -107,38 +105,3 @@ def sentences(said):
     word, side = ('unknown', 'below') if said['unknown'] else ('known', 'at least')
     return [f'  {word}: the nearest similarity {said["similarity"]:.4f} is {side} the threshold '
             f'{said["threshold"]:.4f}']
-
-
-def identify(network, queries, gallery):
-    """
-    The nearest gallery image of each query, or "unknown", without an index.
-
-    network: of retrieval.load; its attribute open_set has the thresholds of its run.
-    queries, gallery: [Q, D] and [N, D] embeddings, tensors on the CPU.
-
-    Returns rows [Q] int64, indices into the gallery; similarities [Q] float64; and [Q] bool: whether a query is
-    unknown. Raises UserError if the run has no threshold, the gallery is empty, or queries do not fit.
-    """
-    if not network.open_set:
-        raise UserError(f'{network.source}: it has no threshold for this network; calibrate one: python '
-                        f'Evaluate_Network.py {network.source} open_set 0.5')
-    if not len(gallery):
-        raise UserError('the gallery has no images')
-    gallery = checked(gallery, np.shape(gallery)[-1], 'the gallery')
-    queries = checked(queries, gallery.shape[1], 'identify')
-    if not len(queries):
-        return np.empty(0, np.int64), np.empty(0), np.empty(0, bool)
-    rows, distances = nearest(gallery, queries, 1)
-    found = similarity(distances[:, 0])
-    return rows[:, 0], found, ~(found >= threshold_row(network.open_set, len(gallery))['threshold'])
-
-
-def checked(points, dim, where):
-    """Embeddings as a float32 array [n, dim]. Raises UserError for other shapes and for what is not finite."""
-    points = np.ascontiguousarray(torch.as_tensor(points).detach().cpu().numpy(), np.float32)
-    if points.ndim != 2 or points.shape[1] != dim:
-        raise UserError(f'{where}: expected embeddings [n, {dim}], not {list(points.shape)}')
-    bad = ~np.isfinite(points).all(axis=1)
-    if bad.any():
-        raise UserError(f'{where}: the embedding {int(bad.argmax())} is not finite')
-    return points

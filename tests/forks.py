@@ -6,7 +6,6 @@ install() is for programs that tests/fork_server.py has forked itself, and that 
 import json
 import multiprocessing.forkserver
 import os
-import sys
 
 from launching import process
 from tests import fork_server
@@ -14,11 +13,12 @@ from tests.blank.plots import MAIN
 
 HERE = os.path.dirname(__file__)
 NEW_PROGRAM = process.new_process
+SCRIPTS = {str(MAIN)}                                             # those that are forked
 
 
 def new_process(command, run, log):
-    """As process.new_process(), but a run of main.py is a fork."""
-    forked = fork_server.start(command, log, run.environment) if command[1] == str(MAIN) else None
+    """As process.new_process(), but a run of one of the SCRIPTS is a fork."""
+    forked = fork_server.start(command, log, run.environment) if command[1] in SCRIPTS else None
     return forked or NEW_PROGRAM(command, run, log)
 
 
@@ -41,13 +41,6 @@ def install_processes(n):
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
     spares = [Spare() for _ in range(n)]
     subprocess_handler.Popen = lambda args, env, **options: spares.pop().become(args, env)
-
-
-def install_torchrun():
-    """As install(), and the torchrun of a run on several machines is a fork as well, and so are its processes."""
-    install()
-    process.new_process = lambda command, run, log: fork_server.start(
-        [command[0], f'{HERE}/torchrun.py', *command[3:]], log or sys.stdout, run.environment)
 
 
 class Spare(multiprocessing.get_context('fork').Process):

@@ -19,11 +19,11 @@ import datasampler
 import main
 import optimization
 from architectures.embedding_network import Backbone, EmbeddingNetwork
+from datasets.loading import TrainingLoader
 from optimization import moving_average
 from parts import Parts, let_embed
 from training_step import TrainingStep
 from utilities import processes
-from utilities.loading import TrainingLoader
 from utilities.randomness import seed_everything
 
 COMMON = ('--bs 10 --samples_per_class 2 --embed_dim 5 --lr 0.003 --kernels 0 --device cpu --iterations_per_epoch 4 '

@@ -198,16 +198,11 @@ def test_without_a_gpu_a_sentence_says_so(capsys):
     assert 'there is no NVIDIA GPU here' in capsys.readouterr().err
 
 
-def test_both_sets_of_embeddings_have_the_recall_and_only_one_has_classes_of_unequal_spread():
-    spreads = {}
-    for unequal in (False, True):
-        points, labels, is_query = embeddings(1500, 60, 30, 500, 64, .53, unequal)
-        distances = torch.cdist(points[is_query], points[~is_query])
-        recall = np.mean(labels[~is_query][distances.argmin(dim=1)] == labels[is_query])
-        assert abs(recall - .53) < .02 and torch.allclose(points.norm(dim=1), torch.ones(1500))
-        members = [points[labels == number] for number in range(60)]
-        spreads[unequal] = np.std([float(torch.log(group.std(dim=0).norm())) for group in members])
-    assert spreads[False] < .05 < .1 < spreads[True]
+def test_the_embeddings_have_the_recall():
+    points, labels, is_query = embeddings(1500, 60, 30, 500, 64, .53)
+    nearest = torch.cdist(points[is_query], points[~is_query]).argmin(dim=1)
+    assert abs(np.mean(labels[~is_query][nearest] == labels[is_query]) - .53) < .02
+    assert torch.allclose(points.norm(dim=1), torch.ones(1500))
 
 
 def test_ctrl_c_ends_ranking_within_a_tile(monkeypatch):

@@ -11,9 +11,10 @@ import criteria
 import main
 import parts
 from criteria.distillation import Distilled, distillation_loss
+from datasets.loading import TrainingLoader
+from evaluation.embedding import network_input
 from records import checkpoint
 from tests.helpers import assert_resumes_exactly, assert_same_end, folder_of, printed_metrics, rows_of
-from utilities.loading import TrainingLoader, network_input
 
 F64 = torch.float64
 FEW = ['--evaluation_metrics', 'e_recall@1']

@@ -23,12 +23,12 @@ import datasampler
 import evaluation
 import parameters
 import retrieval
+from evaluation.embedding import network_input
 from records import checkpoint
 from retrieval import export
 from tests.criteria import cases
 from tests.helpers import after_training, folder_of, images_of, manual_seed, rows_of, sampler_of
 from training_step import TrainingStep
-from utilities.loading import network_input
 from utilities.loss_sums import Miner
 
 ROOT = Path(__file__).parents[1]
@@ -269,31 +269,6 @@ def test_every_loss_of_references_takes_others(loss, settings):
     assert batch.grad.isfinite().all()
 
 
-def test_losses_without_references_refuse_them():
-    (batch, labels), taking = batch_of(), []
-    for loss, miner in dict(reversed(WITH_MINERS)).items():
-        small = {f'loss_{loss}_{flag}': value for flag, value in cases.SMALL.get(loss, {}).items()}
-        found = load('criterion', loss, miner=miner, **SIZES, **small)
-        if 'references' in found.takes:
-            taking.append(loss)
-            continue
-        with pytest.raises(ValueError, match=f"'{loss}' compares a batch with itself only: leave out ref_emb"):
-            found(batch, labels, ref_emb=batch, ref_labels=labels)
-    assert {*taking} == {*OF_REFERENCES}
-
-
-@pytest.mark.parametrize('loss, miner', WITH_MINERS)
-def test_a_batch_of_none_gives_zero_with_a_graph(loss, miner):
-    small = {f'loss_{loss}_{flag}': value for flag, value in cases.SMALL.get(loss, {}).items()}
-    found = load('criterion', loss, miner=miner, **SIZES, **small)
-    batch = torch.zeros(0, 4, requires_grad=True)
-    for criterion in (found, copy.deepcopy(found)):
-        value = criterion(batch, torch.zeros(0, dtype=torch.int64))
-        value.backward()
-        assert value.item() == 0 and batch.grad.shape == (0, 4)
-    assert cases.fast(found, *batch_of()) > 0
-
-
 @pytest.mark.parametrize('name', MINERS)
 def test_miners_of_a_batch_of_none(name):
     none = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
@@ -384,13 +359,23 @@ def test_their_trainer_gives_the_network_that_it_gives_with_their_loss(pml):
 
 
 @pytest.mark.parametrize('loss, miner', WITH_MINERS)
-def test_labels_may_be_of_any_integer_type_and_tuples_go_to_losses_with_a_miner(loss, miner):
+def test_what_every_loss_takes_and_refuses(loss, miner):
+    """Labels of any integer type; no samples, which give 0 with a graph; tuples of a miner; references."""
     small = {f'loss_{loss}_{flag}': value for flag, value in cases.SMALL.get(loss, {}).items()}
     found = load('criterion', loss, miner=miner, **SIZES, **small).eval()             # the centres of `center` stay
     batch, labels = batch_of()
     wanted = cases.fast(found, batch, labels)
     for kind in (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32):
         assert cases.fast(found, batch, labels.to(kind)).equal(wanted)
+    none = torch.zeros(0, 4, requires_grad=True)
+    for criterion in (found, copy.deepcopy(found)):
+        value = criterion(none, torch.zeros(0, dtype=torch.int64))
+        value.backward()
+        assert value.item() == 0 and none.grad.shape == (0, 4)
+    assert ('references' in found.takes) == (loss in OF_REFERENCES)
+    if loss not in OF_REFERENCES:
+        with pytest.raises(ValueError, match=f"'{loss}' compares a batch with itself only: leave out ref_emb"):
+            found(batch, labels, ref_emb=batch, ref_labels=labels)
     tuples = load('miner', 'lifted', masks=miner in ('npair', 'lifted'))(batch, labels)
     if miner is None:
         with pytest.raises(ValueError, match=f"criterion '{loss}' takes no tuples of a miner: leave out indices_tuple"):
@@ -559,7 +544,8 @@ def test_a_network_of_an_exported_run(quick, run, tmp_path, monkeypatch):
 
     def in_this_process(command, **_):
         assert command[:2] == [sys.executable, str(ROOT / 'Evaluate_Network.py')]
-        return SimpleNamespace(returncode=after_training(*command[2:]), stderr='error: what it says')
+        return SimpleNamespace(returncode=after_training(*command[2:]),
+                               stderr='Note: a\nEvaluate_Network.py: error: what it says\n')
     monkeypatch.setattr(subprocess, 'run', in_this_process)
     export.write(configuration.parse(['--evaluate', str(folder)]), folder, tmp_path / 'hub', hub=True)
     found = load('network', tmp_path / 'hub')
@@ -571,7 +557,7 @@ def test_a_network_of_an_exported_run(quick, run, tmp_path, monkeypatch):
             found(given)
     elsewhere = load('network', tmp_path / 'hub', device='meta')(images.to('meta'))      # for want of a GPU
     assert elsewhere.device.type == 'meta' and elsewhere.shape == found(images).shape
-    with pytest.raises(ValueError, match='nothing: it cannot be loaded: error: what it says'):
+    with pytest.raises(ValueError, match='nothing: it cannot be loaded: what it says$'):
         load('network', tmp_path / 'nothing')
     with pytest.raises(ValueError, match='device cuda: .onnx files compute on the CPU'):
         load('network', 'network.onnx', device='cuda')

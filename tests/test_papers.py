@@ -12,7 +12,7 @@ import parts
 from configuration import effects
 from criteria import hier, proxyanchor
 from datasets import transforms
-from utilities.loading import TrainingLoader
+from datasets.loading import TrainingLoader
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / 'configs' / 'papers').glob('*.yaml'))

@@ -83,7 +83,7 @@ def once_begun(folder, remove=shutil.rmtree, **options):
 event_file_writer.RecordWriter = slow
 shutil.rmtree = once_begun
 """
-OF_NETWORK = 'main.carry_out = actions.work'                  # the processes run Evaluate_Network.py
+OF_NETWORK = 'main.carry_out = actions.carry_out'             # the processes run Evaluate_Network.py
 
 
 def test_metrics_are_those_of_one_process(quick, tmp_path):
@@ -327,6 +327,20 @@ def test_no_process_waits_for_one_that_ends_before_it_connects(tmp_path):
     process, out, pids = launched(tmp_path, '1')
     (tmp_path / 'go').touch()
     assert process.wait(60) == 0 and 'code 3\n' in out.read_text() and not any(map(is_running, pids))
+
+
+def test_torchruns_on_two_machines_train_one_run(quick, tmp_path):
+    """Both machines are this one; the run has the bits of two processes that main.py starts."""
+    with socket.create_server(('localhost', 0)) as free:
+        port = free.getsockname()[1]
+    flags = ['--nnodes=2', '--nproc_per_node=1', '--rdzv_backend=c10d', f'--rdzv_endpoint=localhost:{port}',
+             '--rdzv_id=meet']
+    arguments = [*quick, *FEW, '--n_epochs', '1']
+    both = [started(tmp_path / name, ROOT / 'tests' / 'torchrun.py', *flags, 'main.py', *arguments, '--auto_resume')
+            for name in ('first', 'second')]
+    assert [torchrun.wait(1200) for torchrun in both] == [0, 0], (tmp_path / 'first').read_text()
+    assert runs(tmp_path, (2, [*arguments, '--group', 'whole']))[0] == [0]
+    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path))
 
 
 def test_without_the_variables_of_torchrun_a_sentence_says_what_to_do(quick, run, monkeypatch, capsys):

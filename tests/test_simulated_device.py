@@ -2,7 +2,7 @@
 What trains and evaluates gives on a simulated accelerator what it gives on the CPU; `make test-device` runs this.
 
 The accelerator, torch.sim, computes on the CPU, but refuses what a GPU refuses: tensors of two devices, generators and
-indices of another one, .numpy(). It has two devices, and counts what the host waits for.
+indices of another one, .numpy(). It has two devices.
 """
 import re
 import subprocess
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import batch_mining
 import criteria
 import datasampler
 import evaluation
@@ -26,11 +25,10 @@ from records import checkpoint
 from records.state import State
 from retrieval import loading
 from tests import shared_batches
-from tests.criteria.test_device import PAIRS, listed
 from tests.helpers import ROOT, Holder, folder_of, hand_over, rows_of
 from tests.shared_batches import TRAINED, train
 from utilities import device
-from utilities.randomness import preserved, seed_everything, seeded
+from utilities.randomness import preserved, seeded
 
 pytestmark = pytest.mark.gpu('sim')
 
@@ -88,47 +86,6 @@ def test_a_step_in_half_precision(flags):
     result = train(f'--loss overflows --batch_mining none {flags}', torch.float32, 'sim:1')
     assert all(value.isfinite().all() for value in result['network'].values())
     assert result['logs'][0].get('train_skipped_steps') == (1 if 'float16' in flags.split() else None)
-
-
-def value_and_gradient(opt, loss, miner, where):
-    """The loss of a batch, its gradient [B, D], and what the host waited for in the second of two equal steps."""
-    namespace = opt(n_classes=5, embed_dim=4, n_features=4, bs=16, loss=loss, batch_mining=miner,
-                    loss_hier_n_proxies=16)
-    seed_everything(0)
-    criterion = criteria.select(namespace, batch_mining.select(namespace)).to(where, torch.float64)
-    layer = torch.nn.Linear(4, 4).to(where, torch.float64)
-    batch = torch.nn.functional.normalize(torch.randn(16, 4, dtype=torch.float64), dim=1).to(where).requires_grad_()
-    labels = torch.arange(4).repeat_interleave(4).to(where)
-    for _ in range(2):
-        seed_everything(1)
-        batch.grad = None
-        torch.sim.reset()
-        value = criterion(batch=batch, labels=labels, batch_features=batch, f_embed=layer)
-        value.backward()
-        waits = torch.sim.waits()
-    return {'value': value.detach(), 'gradient': batch.grad}, waits
-
-
-@pytest.mark.parametrize('loss, miner', PAIRS)
-def test_a_loss_is_that_of_the_cpu_and_waits_no_more_often_than_listed(loss, miner, opt, alike):
-    (on_cpu, _), (on_device, waits) = (value_and_gradient(opt, loss, miner, where) for where in ('cpu', 'sim:1'))
-    assert_equal(on_cpu, on_device)
-    assert sum(waits.values()) <= len(listed(loss, miner)), waits
-
-
-@pytest.mark.parametrize('name', [name for name, module in batch_mining.BATCHMINERS.items() if module])
-def test_a_miner_gives_what_it_gives_on_the_cpu(name, opt, alike):
-    seed_everything(0)
-    batch, labels = torch.nn.functional.normalize(torch.randn(40, 4).double(), dim=1), torch.arange(8).repeat(5)
-    found = []
-    for where in ('cpu', 'sim:1'):
-        miner = batch_mining.select(opt(batch_mining=name, loss='triplet'))
-        seed_everything(1)
-        mined = torch.utils._pytree.tree_leaves(miner(batch.to(where), labels.to(where)))
-        assert {part.device for part in mined if isinstance(part, torch.Tensor)} == {torch.device(where)}
-        found.append(mined)
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other.cpu()) if isinstance(one, torch.Tensor) else one == other
 
 
 ARGUMENTS = {int: ['@2'], float: ['@0.1'], None: ['']}

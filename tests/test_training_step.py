@@ -22,6 +22,7 @@ import optimization
 from architectures import batch_norm, conv4
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from benchmarks.measure import peak_memory
+from evaluation.embedding import network_input
 from records import checkpoint
 from records.trace import Trace
 from tests.helpers import GPU, assert_resumes_exactly, executing, folder_of, with_blocks
@@ -40,7 +41,6 @@ from tests.shared_batches import (
 from training_step import TrainingStep
 from utilities import device, exchange
 from utilities.errors import RunFailed, UserError
-from utilities.loading import network_input
 from utilities.randomness import derive, seed_everything, seeded
 
 WAYS = ['in pieces', '2 processes', '3 processes']

@@ -10,10 +10,10 @@ import datasampler
 import datasets
 import parts
 from datasampler import SAMPLERS
+from datasets.loading import TrainingLoader
 from records import checkpoint
 from tests.helpers import assert_resumes_exactly, folder_of, images_of, rows_of, sampler_of
 from utilities.errors import UserError
-from utilities.loading import TrainingLoader
 from utilities.randomness import derive
 
 SIZES = [5, 7, 3, 6, 4, 8]

@@ -64,7 +64,7 @@ def completed(rows, batches, n_rows, device):
     All rows of a split, [n_rows, W], in every process. Each process has computed the rows of its own batches.
 
     rows:    [n_rows, W], of which only the own batches' rows are filled in; None in a process without batches.
-    batches: the batches of each process, as loading.evaluation_batches gives them.
+    batches: the batches of each process, as evaluation.embedding.evaluation_batches gives them.
     """
     own_width = 0 if rows is None else rows.shape[1]
     width = torch.tensor([own_width])

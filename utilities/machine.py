@@ -56,12 +56,6 @@ def keep_freed():
         library.mallopt(MMAP_THRESHOLD, MAPPED_FROM)
 
 
-def give_back():
-    """Returns freed memory of all threads to the operating system, with glibc; other C libraries do so themselves."""
-    if has_glibc():
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def has_glibc():
     name = 'CS_GNU_LIBC_VERSION'
     return name in getattr(os, 'confstr_names', ()) and (os.confstr(name) or '').startswith('glibc')

@@ -24,19 +24,14 @@ def exact(gallery, queries, k, device='cpu'):
     if faiss and torch.device(device).type == 'cpu' and isinstance(gallery, np.ndarray):
         return faiss.knn(queries, gallery, k)[1]
     queries = torch.from_numpy(queries).to(device)
-    found = None                                             # scores and rows of the nearest up to now
+    scores, rows = [], []
     for start in range(0, len(gallery), ROWS):
         part = torch.as_tensor(gallery[start:start + ROWS]).to(device)
-        scores = queries @ part.T - (part * part).sum(dim=1) / 2
-        scores, rows = scores.topk(min(k, len(part)), dim=1)
-        rows = rows + start
-        if found is not None:
-            scores = torch.cat([found[0], scores], dim=1)
-            rows = torch.cat([found[1], rows], dim=1)
-            scores, best = scores.topk(min(k, scores.shape[1]), dim=1)
-            rows = rows.gather(1, best)
-        found = scores, rows
-    return found[1].cpu().numpy()
+        best = (queries @ part.T - (part * part).sum(dim=1) / 2).topk(min(k, len(part)), dim=1)
+        scores.append(best.values)
+        rows.append(best.indices + start)
+    scores, rows = torch.cat(scores, dim=1), torch.cat(rows, dim=1)
+    return rows.gather(1, scores.topk(min(k, len(gallery)), dim=1).indices).cpu().numpy()
 
 
 def nearest(gallery, queries, k, points=None, device='cpu'):

@@ -213,16 +213,6 @@ def test_multisimilarity_keeps_what_its_rule_says(labels):
             batch, labels, epsilon)
 
 
-def test_multisimilarity_agrees_with_pytorch_metric_learning():
-    miners = pytest.importorskip('pytorch_metric_learning.miners')
-    for seed in range(5):
-        batch = unit(10, seed=seed)
-        a1, p, a2, n = miners.MultiSimilarityMiner(epsilon=.1)(batch, UNEVEN)
-        positives, negatives = multisimilarity.multisimilarity_pairs(batch, UNEVEN, .1)
-        assert positives.nonzero().tolist() == sorted(torch.stack([a1, p], dim=1).tolist())
-        assert negatives.nonzero().tolist() == sorted(torch.stack([a2, n], dim=1).tolist())
-
-
 @pytest.mark.parametrize('labels', SHAPES.values(), ids=SHAPES)
 def test_npair_gives_every_anchor_one_positive_and_all_negatives(labels):
     positives, negatives = npair.npair_tuples(labels)

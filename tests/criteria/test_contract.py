@@ -1,6 +1,5 @@
 """What every file of losses keeps to: forward calls the documented function, and what is repeated has one text."""
 import ast
-import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from tests.criteria import cases, references
 from tests.criteria.test_references import WAYS, assert_same, batch_of
 from utilities.loss_sums import triplets_from_masks
 
-MEMORY = cases.naming('references')
-
 
 def files_of(package):
     return [path for path in sorted(Path(package.__file__).parent.glob('*.py')) if path.name != '__init__.py']
@@ -22,34 +19,23 @@ def files_of(package):
 
 # The documented function
 
-def tripled(monkeypatch, loss):
-    """Puts a function of three times the value in the place of the loss's function."""
+@pytest.mark.parametrize('loss', cases.PUBLISHED)
+def test_forward_computes_the_documented_function(loss, opt, monkeypatch):
+    """With every variant of its flags, with masks and triplets, and of references."""
+    batch, labels = batch_of('three a class, unordered')
+    memory = {}
+    if loss in cases.naming('references'):
+        memory = {'references': torch.cat([batch.detach().flip(0), batch.detach()]),
+                  'reference_labels': torch.cat([labels.flip(0), labels]), 'own': torch.arange(9) + 9}
+    built = [(case, way, cases.build(cases.flags_of(opt, *case), cases.every_triple if way == 'list' else None)[0])
+             for case, way in WAYS if case[0] == loss]
+    before = [[cases.fast(criterion, batch, labels, **more).item() for more in ({}, memory)] for *_, criterion in built]
     function = getattr(criteria.CRITERIA[loss], f'{loss}_loss')
     monkeypatch.setattr(criteria.CRITERIA[loss], function.__name__,
                         lambda *arguments, **named: 3 * function(*arguments, **named))
-
-
-@pytest.mark.parametrize('loss', cases.PUBLISHED)
-def test_forward_computes_the_documented_function(loss, opt, monkeypatch):
-    """With every variant of its flags, and with masks and triplets."""
-    batch, labels = batch_of('three a class, unordered')
-    built = [(case, way, cases.build(cases.flags_of(opt, *case), cases.every_triple if way == 'list' else None)[0])
-             for case, way in WAYS if case[0] == loss]
-    before = [cases.fast(criterion, batch, labels).item() for *_, criterion in built]
-    tripled(monkeypatch, loss)
-    for value, (case, way, criterion) in zip(before, built, strict=True):
-        assert cases.fast(criterion, batch, labels).item() == 3 * value != 0, (case, way)
-
-
-@pytest.mark.parametrize('loss', MEMORY)
-def test_forward_computes_the_documented_function_of_references_too(loss, opt, monkeypatch):
-    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
-    batch, labels = batch_of('three a class, unordered')
-    memory = {'references': torch.cat([batch.detach().flip(0), batch.detach()]),
-              'reference_labels': torch.cat([labels.flip(0), labels]), 'own': torch.arange(9) + 9}
-    before = cases.fast(criterion, batch, labels, **memory).item()
-    tripled(monkeypatch, loss)
-    assert cases.fast(criterion, batch, labels, **memory).item() == 3 * before != 0
+    for values, (case, way, criterion) in zip(before, built, strict=True):
+        for value, more in zip(values, ({}, memory), strict=True):
+            assert cases.fast(criterion, batch, labels, **more).item() == 3 * value != 0, (case, way)
 
 
 @pytest.mark.parametrize('case', [case for case in cases.CASES if case[0] in ('triplet', 'margin')], ids=cases.named)
@@ -124,18 +110,6 @@ def test_functions_of_one_name_have_one_text(package):
         assert len(set(found.values())) == 1, (name, list(found))
 
 
-def test_all_losses_upcast_and_leave_autocast_in_the_same_two_lines():
-    for path in files_of(criteria):
-        bodies = [node.body for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
-        found = [tuple(map(ast.unparse, (before, after.items[0]))) for body in bodies
-                 for before, after in zip(body, body[1:], strict=False) if isinstance(after, ast.With)
-                 and 'autocast' in ast.unparse(after.items[0])]
-        assert len(found) == path.read_text().count('autocast') == path.read_text().count('promote_types'), path.name
-        assert set(found) <= {('batch = batch.to(torch.promote_types(batch.dtype, torch.float32))',
-                               'torch.autocast(batch.device.type, enabled=False)')}, path.name
-        assert found or path.stem not in cases.PUBLISHED, path.name
-
-
 # Second derivatives
 
 # circle's weights and what s2sd distils from are constants by definition; hier scales gradients
@@ -165,29 +139,3 @@ def test_second_derivatives_are_right_or_refused(loss, opt):
     ahead, behind = (torch.autograd.grad(cases.fast(criterion, point, labels), point)[0]
                      for point in ((batch + step).detach().requires_grad_(), (batch - step).detach().requires_grad_()))
     torch.testing.assert_close(found, (ahead - behind) / 2e-5, rtol=1e-4, atol=1e-5)
-
-
-# Units of the margins
-
-@pytest.mark.parametrize('loss', cases.PUBLISHED)
-def test_the_text_of_a_margin_says_its_unit(loss):
-    flags = method_flags.declared(criteria.CRITERIA[loss], '')
-    texts = {name: values['help'] for name, values in flags.items() if re.search('margin(?!_power)', name)}
-    for name, text in texts.items():
-        assert re.search('distance|cosine|radian|ratio|margin of the', text), (name, text)
-
-
-@pytest.mark.parametrize('loss, flags, scaled, power', [
-    *(('triplet', {'power': power}, ['margin'], power) for power in (1., 1.5, 2.)),
-    ('margin', {'beta_constant': True}, ['margin', 'beta'], 1), ('contrastive', {}, ['pos_margin', 'neg_margin'], 1),
-    ('quadruplet', {}, ['margin_alpha_1', 'margin_alpha_2'], 1), ('dr_triplet', {}, ['margin', 'gamma'], 1),
-    ('snr', {'reg_lambda': 0.}, [], 0), ('snr_contrastive', {'reg_lambda': 0.}, [], 0)])
-def test_margins_scale_with_the_batch_as_their_unit_says(loss, flags, scaled, power, opt):
-    """A loss of s times the batch, with margins in units of distance^power times s^power, is s^power times as large."""
-    batch, labels = batch_of('three a class, unordered')
-    values = []
-    for scale in (1, 3):
-        own = flags | {name: getattr(opt(), f'loss_{loss}_{name}') * scale ** power for name in scaled}
-        criterion, _ = cases.build(cases.flags_of(opt, loss, own))
-        values.append(cases.fast(criterion, scale * batch, labels).item())
-    assert values[1] == pytest.approx(values[0] * 3 ** power) and values[0] > 0

@@ -14,7 +14,6 @@ from tests.criteria import cases
 from tests.host_waits import CONVERSION, COPY, LOSSES, LOSSES_OF_MASKS, MINERS, NUMBER, SHAPE
 
 N_CLASSES = 5
-MEMORY = cases.naming('references')
 
 
 def miners_of(loss):
@@ -49,10 +48,12 @@ def build(opt, device='cuda', **flags):
 def found_in(criterion, waits):
     """What the second of two equal steps waits for; the log goes to a trace, as in training."""
     batch, labels = host_waits.batch_on('cuda')
+    with torch.device('cuda'):
+        layer = torch.nn.Linear(4, 4)
     trace = Trace(epoch=1)
     for _ in range(2):                                     # what is copied at the first call does not count
         waits.found.clear()
-        loss = criterion(batch=batch, labels=labels, batch_features=batch, f_embed=None)
+        loss = criterion(batch=batch, labels=labels, batch_features=batch, f_embed=layer)
         trace.add(loss=loss, grad_norm=loss.detach(), **getattr(criterion, 'log', {}))
     assert loss.device == batch.device and loss.shape == ()
     return waits.found
@@ -78,30 +79,25 @@ def test_the_gradient_makes_the_host_wait_for_nothing(loss, miner, opt):
     assert batch.grad.shape == batch.shape
 
 
-@pytest.mark.parametrize('loss', MEMORY)
-def test_the_memory_bank_adds_no_wait(loss, opt):
-    miner = miners_of(loss)[-1]
+WRAPPED = [
+    *(({'loss': loss, 'batch_mining': miners_of(loss)[-1], 'xbm_size': 12, 'xbm_start': 0},
+       listed(loss, miners_of(loss)[-1])) for loss in cases.naming('references')),
+    # direction regularisation lists masks that the loss takes as triplets
+    ({'loss': 'triplet', 'batch_mining': 'all', 'dr_weight': .3}, [SHAPE, *CONVERSION]),
+    ({'loss': 'triplet', 'batch_mining': 'distance', 'dr_weight': .3}, [SHAPE]),
+    ({'loss': 'snr', 'batch_mining': 'all', 'dr_weight': .3}, CONVERSION),
+    ({'loss': 'contrastive', 'batch_mining': 'all', 'cascade': [1], 'cascade_fractions': [.5]}, []),
+    ({'loss': 'triplet', 'batch_mining': 'all', 'cascade': [1], 'cascade_fractions': [.5]}, CONVERSION),
+    ({'loss': 'margin', 'batch_mining': 'distance', 'cascade': [1], 'cascade_fractions': [.5]}, [SHAPE]),
+    ({'loss': 'triplet', 'batch_mining': 'semihard', 'daml': True, 'daml_layers': [5]}, [SHAPE]),
+    ({'loss': 'margin+roadmap+triplet+softmax', 'batch_mining': 'distance+none+all+none'}, [SHAPE, NUMBER, SHAPE]),
+]
+
+
+@pytest.mark.parametrize('flags, expected', WRAPPED, ids=str)
+def test_wrappers_and_sums_add_no_wait_but_that_for_triplets(flags, expected, opt):
     with host_waits.fake_gpu() as waits:
-        criterion = build(opt, loss=loss, batch_mining=miner, xbm_size=12, xbm_start=0)
-        assert found_in(criterion, waits) == listed(loss, miner)
-    assert criterion.n_batches == 2 and criterion.embeddings.is_cuda
-
-
-@pytest.mark.parametrize('miner', ['all', 'distance'])
-@pytest.mark.parametrize('loss', ['triplet', 'snr'])
-def test_direction_regularisation_adds_no_wait_but_that_for_triplets(loss, miner, opt):
-    """A loss that takes masks keeps them; for the directions, they are listed as triplets."""
-    with host_waits.fake_gpu() as waits:
-        found = found_in(build(opt, loss=loss, batch_mining=miner, dr_weight=.3), waits)
-    takes_masks = gives_masks(miner) and cases.takes_masks(loss)
-    assert found == [*listed(loss, miner), *(CONVERSION if takes_masks else [])]
-
-
-def test_a_sum_waits_for_what_its_losses_wait_for(opt):
-    parts = [('margin', 'distance'), ('roadmap', 'none'), ('triplet', 'all'), ('softmax', 'none')]
-    losses, miners = map('+'.join, zip(*parts, strict=True))
-    with host_waits.fake_gpu() as waits:
-        assert found_in(build(opt, loss=losses, batch_mining=miners), waits) == [SHAPE, NUMBER, SHAPE]
+        assert found_in(build(opt, **flags), waits) == expected
 
 
 def test_a_trace_waits_once_for_each_name_in_50_steps(opt):

@@ -1,6 +1,4 @@
-"""Values that the losses' authors' code or another library gives on a batch of six, and that library itself."""
-import math
-
+"""Values that the losses' authors' code or another library gives on a batch of six."""
 import pytest
 import torch
 
@@ -128,36 +126,35 @@ def test_there_is_one_for_every_loss():
 
 
 def test_known_numbers_that_the_flags_do_not_reach(opt):
-    fourths = torch.tensor([4, 5, 4, 0, 2, 3])
-    value = criteria.quadruplet.quadruplet_loss(UNIT, torch.tensor(TRIPLETS), fourths)
-    slow = references.quadruplet(UNIT, LABELS.tolist(), opt(), TRIPLETS, fourths.tolist())
-    assert float(value) == pytest.approx(0.607620, abs=5.1e-7) and float(slow) == pytest.approx(0.607620, abs=5.1e-7)
+    """Of a function and of its reference."""
+    def check(value, slow, expected):
+        assert [float(value), float(slow)] == pytest.approx([expected] * 2, abs=5.1e-7)
+
+    y, fourths = LABELS.tolist(), torch.tensor([4, 5, 4, 0, 2, 3])
+    check(criteria.quadruplet.quadruplet_loss(UNIT, torch.tensor(TRIPLETS), fourths),
+          references.quadruplet(UNIT, y, opt(), TRIPLETS, fourths.tolist()), .607620)
     beyond = torch.tensor([[-.8, -.6, 0]], dtype=cases.F64)                                  # θ + m > π
-    value, slow = criteria.arcface.arcface_loss(beyond, torch.tensor([0]), VECTORS), references.arcface(
-        beyond, [0], opt(), VECTORS)
-    assert float(value) == pytest.approx(28.246371, abs=5.1e-7) and float(slow) == pytest.approx(28.246371, abs=5.1e-7)
+    check(criteria.arcface.arcface_loss(beyond, torch.tensor([0]), VECTORS),
+          references.arcface(beyond, [0], opt(), VECTORS), 28.246371)
     biases = torch.tensor([1, 0, -1], dtype=cases.F64)
-    value = criteria.linear_classifier.linear_classifier_loss(UNIT, LABELS, VECTORS, biases)
-    slow = references.linear_classifier(UNIT, LABELS.tolist(), opt(), VECTORS, biases)
-    assert float(value) == pytest.approx(1.600662, abs=5.1e-7) and float(slow) == pytest.approx(1.600662, abs=5.1e-7)
-    value = criteria.center.center_loss(UNIT, LABELS, VECTORS)       # (20 + 16.4 + 17.36 + 16.4 + .2 + 5.32) / 12
-    slow = references.center(UNIT, LABELS.tolist(), opt(), VECTORS)
-    assert float(value) == pytest.approx(6.306667, abs=5.1e-7) and float(slow) == pytest.approx(6.306667, abs=5.1e-7)
+    check(criteria.linear_classifier.linear_classifier_loss(UNIT, LABELS, VECTORS, biases),
+          references.linear_classifier(UNIT, y, opt(), VECTORS, biases), 1.600662)
+    check(criteria.center.center_loss(UNIT, LABELS, VECTORS),        # (20 + 16.4 + 17.36 + 16.4 + .2 + 5.32) / 12
+          references.center(UNIT, y, opt(), VECTORS), 6.306667)
     proxies = torch.tensor([(.9, .3, 0), (0, 1.2, .2), (.1, 0, .8), (-.5, .5, .5)], dtype=cases.F64)
     distances = criteria.hier.ball_distances(criteria.hier.to_ball(torch.cat([RAW, proxies])))
-    silence = torch.zeros(2, 6, 4, dtype=cases.F64)
     assert float(distances[0, 1]) == pytest.approx(1.961816, abs=5.1e-7)
-    for margin, value in ((1., .717273), (.1, .017198)):
+    silence = torch.zeros(2, 6, 4, dtype=cases.F64)
+    for margin, expected in ((1., .717273), (.1, .017198)):
         violations, _ = criteria.hier.ancestor_violations(
             distances[:6, 6:], torch.tensor(TRIPLETS), torch.ones(len(TRIPLETS), dtype=cases.F64), silence, margin)
-        slow = references.hier(RAW, LABELS.tolist(), opt(loss_hier_margin=margin), [
-            (TRIPLETS, *silence.tolist()), ([], [], [])], proxies)
-        assert float(violations.mean()) == pytest.approx(value, abs=5.1e-7)
-        assert float(slow) == pytest.approx(value, abs=5.1e-7)
-    masks = masks_of_all()
-    assert float(criteria.angular.angular_terms(RAW, *masks).mean()) == pytest.approx(3.016134, abs=5.1e-7)
+        check(violations.mean(), references.hier(RAW, y, opt(loss_hier_margin=margin), [
+            (TRIPLETS, *silence.tolist()), ([], [], [])], proxies), expected)
+    same = LABELS[:, None] == LABELS
+    masks = same ^ torch.eye(6, dtype=torch.bool), ~same
     pairs = tuple(list(map(tuple, mask.nonzero().tolist())) for mask in masks)
-    assert float(sum(references.angular_terms(RAW, pairs, 45)) / 6) == pytest.approx(3.016134, abs=5.1e-7)
+    check(criteria.angular.angular_terms(RAW, *masks).mean(), sum(references.angular_terms(RAW, pairs, 45)) / 6,
+          3.016134)
 
 
 @pytest.mark.parametrize('weight', [1., .003])
@@ -249,105 +246,3 @@ def test_known_numbers_of_s2sd(temperature, weight, value):
     found = criteria.s2sd.s2sd_loss(UNIT, features, [lambda _, rows=rows: rows for rows in larger], loss, [loss, loss],
                                     temperature, feature_weight=weight)
     assert found.item() == pytest.approx(value, abs=5.1e-7)
-
-
-def masks_of_all():
-    """Each sample's only positive and all its negatives."""
-    same = LABELS[:, None] == LABELS
-    return same ^ torch.eye(6, dtype=torch.bool), ~same
-
-
-@pytest.fixture
-def in_double():
-    """Some of the other library's constants have torch's default type."""
-    torch.set_default_dtype(cases.F64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def theirs():
-    """The other library's losses that are the same."""
-    losses = pytest.importorskip('pytorch_metric_learning.losses')
-    from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance
-    from pytorch_metric_learning.miners import MultiSimilarityMiner
-    from pytorch_metric_learning.reducers import MeanReducer
-    from pytorch_metric_learning.regularizers import SparseCentersRegularizer, ZeroMeanRegularizer
-    mean, plain, snr = MeanReducer(), LpDistance(normalize_embeddings=False), SNRDistance(normalize_embeddings=False)
-    sized, mined = {'num_classes': 3, 'embedding_size': 3}, MultiSimilarityMiner(.1)
-    sums = {'embedding_regularizer': ZeroMeanRegularizer()}
-
-    def with_(loss, **parameters):
-        for name, value in parameters.items():
-            setattr(loss, name, torch.nn.Parameter(value.clone()))
-        return loss
-
-    def with_miner(loss):
-        return lambda batch, labels: loss(batch, labels, mined(batch, labels))
-
-    centres = CENTRES.flatten(0, 1)
-    return {
-        'triplet': losses.TripletMarginLoss(
-            .2, distance=LpDistance(power=2, normalize_embeddings=False), reducer=mean),
-        'triplet margin=0.1 power=1.0 active_only=True': losses.TripletMarginLoss(.1),
-        'contrastive': losses.ContrastiveLoss(0, 1, distance=plain, reducer=mean),
-        'contrastive pos_margin=0.2 neg_margin=0.9 active_only=True':
-            losses.ContrastiveLoss(.2, .9, distance=plain),
-        'margin': losses.MarginLoss(.2, 0, 1.2, distance=plain),
-        'margin nu=0.01': with_(
-            losses.MarginLoss(.2, .01, 1.2, distance=plain, learn_beta=True, num_classes=3), beta=BETA),
-        'multisimilarity': with_miner(losses.MultiSimilarityLoss(2, 40, .5)),
-        'multisimilarity margin=2.0': losses.MultiSimilarityLoss(2, 40, .5),
-        'npair negatives=pairs l2=0.0': losses.NPairsLoss(distance=DotProductSimilarity(normalize_embeddings=False)),
-        'lifted l2=0.0': losses.GeneralizedLiftedStructureLoss(1, 0, distance=plain, reducer=mean),
-        'liftedstructure': losses.LiftedStructureLoss(1, 0, distance=plain),
-        'histogram nbins=11': losses.HistogramLoss(n_bins=10),
-        'histogram': losses.HistogramLoss(n_bins=64),
-        'snr': losses.TripletMarginLoss(.2, distance=snr, embedding_reg_weight=.005, **sums),
-        'softmax': with_(losses.NormalizedSoftmaxLoss(**sized, temperature=.05), W=VECTORS.T),
-        'softtriplet reg_weight=0.0': with_(
-            losses.SoftTripleLoss(**sized, centers_per_class=2, la=8, gamma=.1, margin=.01), fc=centres.T),
-        'softtriplet': with_(losses.SoftTripleLoss(
-            **sized, centers_per_class=2, la=8, gamma=.1, margin=.01, weight_reg_weight=.2,
-            weight_regularizer=SparseCentersRegularizer(3, 2)), fc=centres.T),
-        'arcface': with_(losses.ArcFaceLoss(**sized, margin=math.degrees(.5), scale=16), W=VECTORS.T),
-        'cosface': with_(losses.CosFaceLoss(**sized, margin=.35, scale=64), W=VECTORS.T),
-        'subcenter_arcface n_centers=2': with_(
-            losses.SubCenterArcFaceLoss(**sized, margin=math.degrees(.5), scale=64, sub_centers=2), W=centres.T),
-        'ntxent': losses.NTXentLoss(.07),
-        'fastap': losses.FastAPLoss(10),
-        'snr_contrastive reg_lambda=0.1': losses.SignalToNoiseRatioContrastiveLoss(
-            pos_margin=0, neg_margin=1, distance=snr, embedding_reg_weight=.1, **sums),
-        'proxyanchor': with_(losses.ProxyAnchorLoss(**sized, margin=.1, alpha=32), proxies=VECTORS),
-        'proxynca_pp': with_(losses.ProxyNCALoss(**sized, softmax_scale=9), proxies=VECTORS),
-        'circle': losses.CircleLoss(.4, 80),
-        'supcon': losses.SupConLoss(.1),
-        'tcm': losses.ThresholdConsistentMarginLoss(),
-        'roadmap lambda=1.0': losses.ContrastiveLoss(pos_margin=.9, neg_margin=.6, distance=CosineSimilarity()),
-    }
-
-
-@pytest.mark.filterwarnings('ignore:Using a non-tuple sequence')
-def test_agrees_with_pytorch_metric_learning(opt, in_double):
-    """On the batch of six and, where classes may be larger, on a random one."""
-    named = {cases.named(row[:2]): row[:2] for row in NUMBERS}
-    labels = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 0, 0])
-    batch = torch.randn(len(labels), 3, dtype=cases.F64, generator=torch.Generator().manual_seed(0))
-    for name, other in theirs().items():
-        loss, flags = named[name]
-        weights = {'margin': BETA if flags else BETA * 0 + 1.2, 'softtriplet': CENTRES, 'subcenter_arcface': CENTRES}
-        unit = loss in ('triplet', 'contrastive', 'margin', 'snr', 'snr_contrastive')
-        batches = [(UNIT, LABELS), (torch.nn.functional.normalize(batch, dim=1), labels)] if unit else [
-            (RAW, LABELS), (batch, labels)]
-        criterion, _ = cases.build(cases.flags_of(opt, loss, flags, n_classes=3, embed_dim=3),
-                                   pair_masks if loss == 'npair' else None, weights.get(loss, VECTORS))
-        tolerance = 5e-7 if name == 'softtriplet' else 1e-8               # no 1e-5 under their regulariser's root
-        for given in batches[:1 if loss == 'npair' else 2]:
-            expected = pytest.approx(other(*given).item(), abs=tolerance)
-            assert cases.fast(criterion, *given).item() == expected, name
-
-
-def test_the_angular_term_agrees_with_pytorch_metric_learning(in_double):
-    """Which leaves the negatives as long as they are, so on unit vectors only."""
-    losses = pytest.importorskip('pytorch_metric_learning.losses')
-    ours = criteria.angular.angular_terms(UNIT, *masks_of_all()).mean()
-    assert ours.item() == pytest.approx(losses.AngularLoss(alpha=45)(UNIT, LABELS).item(), abs=1e-8)

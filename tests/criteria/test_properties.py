@@ -140,37 +140,18 @@ def test_nothing_is_nan_with_one_class_to_train_on(loss, opt):
     assert value.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
 
 
-NEED_BOTH = ['triplet', 'margin', 'multisimilarity', 'lifted', 'liftedstructure', 'histogram', 'quadruplet', 'npair',
-             'angular', 'circle', 'dr_triplet', 'dr_multisimilarity']
-NEED_POSITIVES = ['ntxent', 'fastap', 'supcon', 'smoothap', 'recallatk', 'hyperbolic']
-
-
-@pytest.mark.parametrize('loss', [*NEED_BOTH, *NEED_POSITIVES])
-def test_of_a_batch_without_what_it_needs_a_loss_is_0_and_has_a_graph(loss, opt):
-    """But for regularisers."""
-    flags = {flag: 0. for flag in ('l2', 'npair_l2') if f'loss_{loss}_{flag}' in vars(opt())}
-    criterion, _ = cases.build(cases.flags_of(opt, loss, flags))
-    for labels in ([0, 1, 2, 3], [3], *([[0] * 6] if loss in NEED_BOTH else [])):
-        value, *gradients = evaluate(criterion, random(0, len(labels), 4), torch.tensor(labels))
-        assert value == 0 and not any(gradient.any() for gradient in gradients), labels
-
-
-@pytest.mark.parametrize('loss', NORMALISING)
-def test_losses_that_normalise_do_not_see_norms(loss, opt):
+@pytest.mark.parametrize('loss', cases.PUBLISHED)
+def test_losses_do_not_see_norms_if_they_normalise(loss, opt):
+    """Others do, but for those of ratios."""
     labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])
     batch = random(1, len(labels), 4)
     criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
-    norms = torch.tensor([1e-6, 1e4, 1, 3, .1, 1e2, 1e-3], dtype=cases.F64)[:, None]
     value, gradient, *others = evaluate(criterion, batch, labels)
-    all_equal(evaluate(criterion, norms * batch, labels), [value, gradient / norms, *others], rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize('loss', sorted(set(cases.PUBLISHED) - {*NORMALISING, 'snr', 'snr_contrastive'}))
-def test_the_other_losses_do_but_for_those_of_ratios(loss, opt):
-    labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])
-    batch = random(1, len(labels), 4)
-    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
-    assert abs(evaluate(criterion, batch, labels)[0] - evaluate(criterion, 1.2 * batch, labels)[0]) > 1e-3
+    if loss in NORMALISING:
+        norms = torch.tensor([1e-6, 1e4, 1, 3, .1, 1e2, 1e-3], dtype=cases.F64)[:, None]
+        all_equal(evaluate(criterion, norms * batch, labels), [value, gradient / norms, *others], rtol=1e-6, atol=1e-7)
+    elif loss not in ('snr', 'snr_contrastive'):
+        assert abs(evaluate(criterion, 1.2 * batch, labels)[0] - value) > 1e-3
 
 
 @pytest.mark.parametrize('device', DEVICES)
@@ -200,9 +181,9 @@ def test_default_flags_give_finite_gradients_a_seed_fixes_the_value_and_half_pre
 
 def test_duplicates_at_many_dimensions_are_ties(opt):
     """However the products are rounded: the ranks of equal points are equal."""
-    batch = torch.nn.functional.normalize(random(0, 40, 128), dim=1)
-    batch[20:] = batch[:20].clone()
-    labels = torch.arange(40) % 5
+    batch = torch.nn.functional.normalize(random(0, 20, 128), dim=1)
+    batch[10:] = batch[:10].clone()
+    labels = torch.arange(20) % 5
     for loss in ('roadmap', 'smoothap', 'recallatk', 'dr_multisimilarity', 'snr_contrastive', 'contrastive'):
         namespace = cases.flags_of(opt, loss, {'active_only': True} if loss == 'contrastive' else {})
         criterion, recorder = cases.build(namespace)

@@ -25,24 +25,37 @@ def select(namespace):
     return criteria.select(namespace, batch_mining.select(namespace))
 
 
-def refused(namespace, sentence):
-    with pytest.raises(UserError, match=sentence):
-        select(namespace)
-
-
 def value(criterion, batch=UNIT, labels=LABELS):
     return criterion(batch=batch, labels=labels, batch_features=None, f_embed=None)
 
 
 # Miners
 
-def test_without_a_miner_or_with_the_wrong_one_a_sentence_says_so(opt, monkeypatch):
-    refused(opt(loss='triplet', batch_mining='none'), '--loss triplet needs a miner: set --batch_mining')
-    refused(opt(loss='npair', batch_mining='none'), r'--loss npair needs a miner: set --batch_mining \(npair\)')
-    refused(opt(loss='npair', batch_mining='all'), '--loss npair does not work with --batch_mining all; choose from np')
-    refused(opt(loss='tripel'), '--loss tripel: unknown; choose from .*angular, arcface')
-    monkeypatch.setattr(triplet, 'ALLOWED_MINING_OPS', ['random'])
-    refused(opt(loss='triplet'), '--loss triplet does not work with --batch_mining distance; choose from .*random')
+@pytest.mark.parametrize('flags, sentence', [
+    ({'loss': 'triplet', 'batch_mining': 'none'}, '--loss triplet needs a miner: set --batch_mining'),
+    ({'loss': 'npair', 'batch_mining': 'none'}, r'--loss npair needs a miner: set --batch_mining \(npair\)'),
+    ({'loss': 'npair', 'batch_mining': 'all'}, '--loss npair does not work with --batch_mining all; choose from npair'),
+    ({'loss': 'tripel'}, '--loss tripel: unknown; choose from .*angular, arcface'),
+    ({'loss': 'triplet+margin', 'batch_mining': 'all+all+all'},
+     r'--batch_mining all\+all\+all: give one miner, or one for each loss of --loss triplet\+margin'),
+    ({'loss': 'triplet+margin', 'batch_mining': 'all', 'loss_weights': [1.]},
+     r'--loss_weights: expected one for each loss of --loss triplet\+margin, not 1'),
+    ({'loss': 'triplet+', 'batch_mining': 'all'}, '--loss : unknown'),
+    ({'loss': 'triplet+npair', 'batch_mining': 'all'}, '--loss npair does not work with --batch_mining all'),
+    ({'loss': 'triplet+supcon', 'batch_mining': 'none+all'}, '--loss triplet needs a miner'),
+    ({'loss': 'triplet', 'xbm_size': 512},
+     '--xbm_size does not work with --loss triplet: it is for losses that compare a batch with references, such as'),
+    ({'loss': 'triplet+proxynca', 'xbm_size': 512}, '--xbm_size does not work with'),
+    ({'loss': 'supcon', 'xbm_size': 111}, '--xbm_size 111: the memory bank must hold at least a batch, --bs 112'),
+    ({'loss': 'supcon', 'dr_weight': .1}, '--dr_weight does not work with --loss supcon: it is for losses of triplets'),
+    ({'loss': 'npair', 'batch_mining': 'npair', 'dr_weight': .1}, '--dr_weight does not work with --loss npair'),
+    ({'loss': 's2sd', 'loss_s2sd_target': 's2sd'}, '--loss_s2sd_target s2sd: give one loss, and not s2sd itself'),
+    ({'loss': 's2sd', 'loss_s2sd_target': 'nonsense'}, '--loss_s2sd_target nonsense: unknown; choose from'),
+    ({'loss': 's2sd', 'loss_s2sd_pool_aggr': True, 'n_maps': None}, '--loss_s2sd_pool_aggr: .* has no feature maps'),
+], ids=str)
+def test_what_a_loss_cannot_have_is_refused(flags, sentence, opt):
+    with pytest.raises(UserError, match=sentence):
+        select(opt(**flags))
 
 
 @pytest.mark.parametrize('loss', ['snr', 'dr_triplet', 'quadruplet'])
@@ -61,7 +74,8 @@ def test_every_loss_takes_every_miner_or_refuses_it(loss, opt):
     for miner in [name for name in batch_mining.BATCHMINERS if name != 'none']:
         namespace = opt(loss=loss, batch_mining=miner, miner_rho_distance_cp=.5, miner_parametric_adapt=True, **SMALL)
         if allowed is not None and miner not in allowed:
-            refused(namespace, 'does not work with')
+            with pytest.raises(UserError, match='does not work with'):
+                select(namespace)
             continue
         batch = UNIT.float().requires_grad_()
         total = value(select(namespace), batch)
@@ -133,20 +147,6 @@ def test_one_miner_serves_all_losses_of_a_sum(opt):
         3 * alone[0].item())
 
 
-@pytest.mark.parametrize('flags, sentence', [
-    ({'loss': 'triplet+margin', 'batch_mining': 'all+all+all'},
-     r'--batch_mining all\+all\+all: give one miner, or one for each loss of --loss triplet\+margin'),
-    ({'loss': 'triplet+margin', 'batch_mining': 'all', 'loss_weights': [1.]},
-     r'--loss_weights: expected one for each loss of --loss triplet\+margin, not 1'),
-    ({'loss': 'triplet', 'batch_mining': 'all', 'loss_weights': [1., 2.]}, '--loss_weights: expected one for each'),
-    ({'loss': 'triplet+', 'batch_mining': 'all'}, '--loss : unknown'),
-    ({'loss': 'triplet+npair', 'batch_mining': 'all'}, '--loss npair does not work with --batch_mining all'),
-    ({'loss': 'triplet+supcon', 'batch_mining': 'none+all'}, '--loss triplet needs a miner'),
-])
-def test_sums_that_cannot_be_are_refused(flags, sentence, opt):
-    refused(opt(**flags), sentence)
-
-
 def test_the_parameters_of_all_parts_of_a_sum_reach_the_optimizer_and_the_checkpoint(opt):
     flags = {'loss': 'margin+proxyanchor+triplet+softmax', 'batch_mining': 'all', 'lr': .01, **SMALL}
     criterion = select(opt(**flags))
@@ -185,9 +185,6 @@ def test_the_losses_inside_s2sd_keep_their_rates_miners_and_wrappers(opt):
     for source, needs in (('margin', True), ('softmax', False)):
         inside = select(opt(**flags | {'loss': 's2sd', 'loss_s2sd_source': source}))
         assert criteria.needs_pairs(inside) == needs
-    for name, sentence in (('s2sd', 'give one loss, and not s2sd itself'), ('nonsense', 'unknown; choose from')):
-        refused(opt(loss='s2sd', loss_s2sd_target=name), f'--loss_s2sd_target {name}: {sentence}')
-    refused(opt(loss='s2sd', loss_s2sd_pool_aggr=True, n_maps=None), '--loss_s2sd_pool_aggr: .* has no feature maps')
 
 
 @pytest.mark.parametrize('loss, miner, flags', [
@@ -202,14 +199,6 @@ def test_a_miner_inside_s2sd_reads_the_flags_of_the_loss_that_it_mines_for(loss,
     torch.manual_seed(1)
     assert value(inside.source).item() == expected
     assert vars(inside.source.batchminer.batchminer) == vars(alone.batchminer.batchminer)
-
-
-def test_s2sd_around_hyperbolic_ranks_by_the_distance_that_it_trains(opt):
-    flags = {'loss': 's2sd', 'n_features': 3, 'loss_s2sd_target_dims': [5], **SMALL}
-    criterion = select(opt(**flags, loss_s2sd_source='hyperbolic'))
-    found, expected = criterion.ranking_embeddings(7 * UNIT.float()), criterion.source.ranking_embeddings(UNIT.float())
-    torch.testing.assert_close(found, expected)
-    assert not hasattr(select(opt(**flags, loss_s2sd_target='hyperbolic')), 'ranking_embeddings')
 
 
 def test_a_memory_bank_gives_positives_only_to_the_losses_that_use_it(opt):
@@ -230,6 +219,8 @@ def test_no_miner_is_built_for_a_loss_that_takes_none(opt):
     assert built(loss='softmax+s2sd', batch_mining='distance', loss_s2sd_target='triplet') == [
         'builtins', 'batch_mining.distance']
     assert built(loss='s2sd+triplet', batch_mining='distance') == ['builtins', 'batch_mining.distance']
+    flags = opt(loss='s2sd', batch_mining='semihard', n_features=3, **SMALL)
+    assert criteria.select(flags, batch_mining.select(flags, criteria.takes_miner))
 
 
 def test_s2sd_distils_features_after_its_delay_which_a_checkpoint_keeps(opt):
@@ -256,31 +247,13 @@ def test_a_sum_and_a_wrapper_pass_feature_maps_on(opt):
 # Cross-batch memory
 
 def memory_of(opt, loss='contrastive', **flags):
-    namespace = opt(loss=loss, batch_mining='all', **SMALL | {'xbm_size': 8, 'xbm_start': 0} | flags)
-    return namespace, select(namespace).double()
-
-
-def test_the_known_number_of_the_memorys_term(opt):
-    """Which the other library has alone, without the batch's."""
-    _, criterion = memory_of(opt, bs=2)
-    earlier = torch.tensor([(.6, 0, -.8), (0, 1, 0)], dtype=cases.F64)
-    value(criterion, earlier, torch.tensor([2, 0]))
-    total = value(criterion).item()
-    assert total == pytest.approx(1.139633 + 1.064613, abs=1.1e-6)
-    _, weighted = memory_of(opt, bs=2, xbm_weight=.25)
-    value(weighted, earlier, torch.tensor([2, 0]))
-    assert value(weighted).item() == pytest.approx(.25 * 1.139633 + 1.064613, abs=1.1e-6)
-    losses = pytest.importorskip('pytorch_metric_learning.losses')
-    from pytorch_metric_learning.reducers import MeanReducer
-    theirs = losses.CrossBatchMemory(losses.ContrastiveLoss(0, 1, reducer=MeanReducer()), 3, memory_size=8)
-    theirs(earlier, torch.tensor([2, 0]))
-    assert theirs(UNIT, LABELS).item() == pytest.approx(1.139633, abs=1e-6)
+    return select(opt(loss=loss, batch_mining='all', **SMALL | {'xbm_size': 8, 'xbm_start': 0} | flags)).double()
 
 
 @pytest.mark.parametrize('loss', ['contrastive', 'multisimilarity', 'ntxent', 'supcon', 'circle'])
 def test_the_memory_is_a_ring_of_past_batches_and_this_one_without_each_samples_own_entry(loss, opt):
     """Batches of several sizes around the ring, against a list that drops its oldest entries."""
-    _, criterion = memory_of(opt, loss)
+    criterion = memory_of(opt, loss, xbm_weight=.25)
     plain = select(opt(loss=loss, batch_mining='all', **SMALL)).double()
     generator, kept = torch.Generator().manual_seed(0), []
     for step, size in enumerate((3, 6, 5, 6, 1, 6)):
@@ -291,7 +264,7 @@ def test_the_memory_is_a_ring_of_past_batches_and_this_one_without_each_samples_
         total = value(criterion, batch, labels)
         kept = (kept + list(zip(batch.detach(), labels, strict=True)))[-8:]
         entries, entry_labels = (torch.stack(part) for part in zip(*kept, strict=True))
-        expected = value(plain, batch, labels) + plain(
+        expected = value(plain, batch, labels) + .25 * plain(
             batch=batch, labels=labels, references=entries, reference_labels=entry_labels,
             own=torch.arange(len(kept) - size, len(kept)))
         gradients = [torch.autograd.grad(loss, batch)[0] for loss in (total, expected)]
@@ -300,20 +273,18 @@ def test_the_memory_is_a_ring_of_past_batches_and_this_one_without_each_samples_
 
 
 def test_the_memory_is_used_after_its_start_and_filled_before(opt):
-    _, late = memory_of(opt, xbm_start=2)
-    _, at_once = memory_of(opt)
+    late, at_once = memory_of(opt, xbm_start=2), memory_of(opt)
     plain = value(select(opt(loss='contrastive', batch_mining='all', **SMALL))).item()
     values = [(value(late).item(), value(at_once).item()) for _ in range(3)]
     assert [one for one, _ in values[:2]] == [plain, plain] and values[2][0] == values[2][1] != plain
 
 
 def test_the_memory_continues_from_its_state(opt):
-    _, criterion = memory_of(opt, 'supcon', xbm_start=1)
+    criterion, other = (memory_of(opt, 'supcon', xbm_start=1) for _ in range(2))
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randn(5, 3, dtype=cases.F64, generator=generator) for _ in range(5)]
     for batch in batches[:3]:
         value(criterion, batch, LABELS[:5])
-    _, other = memory_of(opt, 'supcon', xbm_start=1)
     other.load_state_dict(copy.deepcopy(criterion.state_dict()))
     for batch in batches[3:]:
         assert value(criterion, batch, LABELS[:5]).item() == value(other, batch, LABELS[:5]).item()
@@ -333,19 +304,6 @@ def test_each_part_of_a_sum_that_can_has_a_memory(opt):
     criterion = select(opt(loss='supcon+triplet+margin+contrastive', batch_mining='all', xbm_size=8, **SMALL))
     assert [isinstance(part, CrossBatchMemory) for part in criterion.criteria] == [True, False, False, True]
     assert [group['name'] for group in criteria.parameter_groups(criterion)] == ['criterion_margin']
-
-
-@pytest.mark.parametrize('flags, sentence', [
-    ({'loss': 'triplet', 'xbm_size': 512},
-     '--xbm_size does not work with --loss triplet: it is for losses that compare a batch with references, such as'),
-    ({'loss': 'triplet+proxynca', 'xbm_size': 512}, '--xbm_size does not work with'),
-    ({'loss': 'supcon', 'xbm_size': 111}, '--xbm_size 111: the memory bank must hold at least a batch, --bs 112'),
-    ({'loss': 'supcon', 'dr_weight': .1}, '--dr_weight does not work with --loss supcon: it is for losses of triplets'),
-    ({'loss': 'npair', 'batch_mining': 'npair', 'dr_weight': .1},
-     '--dr_weight does not work with --loss npair: it is for losses of triplets'),
-])
-def test_what_a_loss_cannot_have_is_refused(flags, sentence, opt):
-    refused(opt(**flags), sentence)
 
 
 # Direction regularisation of any loss of triplets
@@ -446,15 +404,22 @@ def test_a_loss_of_the_library_gets_its_sizes_trains_and_adds_up(opt):
      'pml:CrossBatchMemory does not work here: it keeps earlier batches.* --xbm_size'),
     ({'loss': 'pml:SelfSupervisedLoss', 'loss_pml_args': [{'loss': {'CrossBatchMemory': {}}}]}, 'it keeps earlier'),
     ({'loss': 'pml:TripletMarginLoss', 'dr_weight': .1}, '--dr_weight does not work with --loss pml:TripletMargin'),
+    ({'loss': 'pml:VICRegLoss', 'batch_mining': 'distance'}, 'pml:VICRegLoss'),
+    ({'loss': 'pml:ContrastiveLoss', 'loss_pml_args': [{'distance': 3}]}, 'pml:ContrastiveLoss'),
+    ({'loss': 'pml:BaseMetricLossFunction'}, 'pml:BaseMetricLossFunction'),
+    ({'loss': 'pml:ContrastiveLoss', 'batch_mining': 'pml:EmbeddingsAlreadyPackagedAsTriplets'}, 'pml:Contrast|pml:Em'),
 ])
 def test_what_the_library_does_not_have_or_take_is_refused(flags, sentence, opt):
+    """Some of it when it is called."""
     pytest.importorskip('pytorch_metric_learning')
-    refused(opt(**{'batch_mining': 'none'} | flags), sentence)
+    with pytest.raises(UserError, match=sentence):
+        value(select(opt(**SMALL, **{'batch_mining': 'none'} | flags)), UNIT[:5].float(), LABELS[:5])
 
 
 def test_without_the_library_a_sentence_says_how_to_get_it(opt, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pytorch_metric_learning', None)
-    refused(opt(loss='pml:TripletMarginLoss', batch_mining='none'), 'pip install "pytorch-metric-learning>=2.8,<3"')
+    with pytest.raises(UserError, match='pip install "pytorch-metric-learning>=2.8,<3"'):
+        select(opt(loss='pml:TripletMarginLoss', batch_mining='none'))
 
 
 @pytest.mark.parametrize('version, works', [('2.7.0', False), ('2.10.1', True), ('3.0.0rc1', False)])
@@ -468,14 +433,18 @@ def test_other_versions_of_the_library_are_refused(version, works, monkeypatch):
         pml.require_library('--loss pml:TripletMarginLoss')
 
 
-def test_a_sum_and_a_wrapper_rank_by_the_only_distance_inside_them(opt):
-    flags = {'batch_mining': 'none', **SMALL}
-    alone = select(opt(loss='hyperbolic', **flags))
-    for more in ({'loss': 'hyperbolic+softmax'}, {'loss': 'hyperbolic', 'distill': 'ema', 'ema': .9}):
-        found = select(opt(**flags, **more))
-        for one, other in zip(alone.ranking_embeddings(UNIT), found.ranking_embeddings(UNIT), strict=True):
-            assert torch.equal(one, other)
-    assert not hasattr(select(opt(loss='softmax', **flags)), 'ranking_embeddings')
+@pytest.mark.parametrize('flags, ranks', [
+    ({'loss': 'hyperbolic+softmax'}, True), ({'loss': 'hyperbolic', 'distill': 'ema', 'ema': .9}, True),
+    ({'loss': 's2sd', 'loss_s2sd_source': 'hyperbolic'}, True), ({'loss': 'softmax'}, False),
+    ({'loss': 's2sd', 'loss_s2sd_target': 'hyperbolic'}, False)])
+def test_a_sum_and_a_wrapper_rank_by_the_only_distance_that_a_loss_inside_has(flags, ranks, opt):
+    """s2sd normalises the embeddings that it gives its loss."""
+    criterion = select(opt(**{'batch_mining': 'none', 'loss_s2sd_target_dims': [5], 'n_features': 3} | SMALL | flags))
+    assert hasattr(criterion, 'ranking_embeddings') == ranks
+    if ranks:
+        alone = select(opt(loss='hyperbolic', batch_mining='none', **SMALL))
+        given = 7 * UNIT.float() if flags['loss'] == 's2sd' else UNIT.float()
+        torch.testing.assert_close(criterion.ranking_embeddings(given), alone.ranking_embeddings(UNIT.float()))
 
 
 @pytest.mark.parametrize('flags, expected', [
@@ -487,19 +456,6 @@ def test_the_files_of_the_losses_tell_whether_they_have_a_distance(flags, expect
     """A library that is not installed is none of evaluation's business."""
     monkeypatch.setitem(sys.modules, 'pytorch_metric_learning', None)
     assert criteria.has_own_distance(opt(superclasses=None, **flags)) == expected
-
-
-@pytest.mark.parametrize('loss, miner, arguments', [
-    ('VICRegLoss', 'distance', {}), ('ContrastiveLoss', 'none', {'distance': 3}),
-    ('BaseMetricLossFunction', 'none', {}),
-    ('ContrastiveLoss', 'pml:EmbeddingsAlreadyPackagedAsTriplets', {}),
-])
-def test_classes_of_the_library_that_do_not_work_are_refused(opt, loss, miner, arguments):
-    pytest.importorskip('pytorch_metric_learning')
-    flags = opt(loss=f'pml:{loss}', batch_mining=miner, loss_pml_args=[arguments] if arguments else [], n_classes=4)
-    batch = torch.randn(8, 8)
-    with pytest.raises(UserError, match=f'pml:{loss}|{miner}'):
-        criteria.select(flags, batch_mining.select(flags))(batch=batch, labels=torch.arange(4).repeat(2))
 
 
 @pytest.mark.parametrize('mined, sentence', [

@@ -9,10 +9,8 @@ import batch_mining
 import criteria
 from criteria.cascade import Cascade, hardest_pairs
 from criteria.deep_adversarial import DeepAdversarial
-from tests import host_waits
 from tests.criteria import references
 from tests.criteria.cases import F64, PUBLISHED
-from tests.host_waits import CONVERSION, MINERS
 from utilities.errors import UserError
 
 CASCADE = {'cascade': [1, 2], 'cascade_fractions': [.5, .2], 'embed_dim': 12, 'n_classes': 4}
@@ -149,23 +147,6 @@ def test_losses_of_pairs_in_a_sum_get_the_whole_embedding(method, opt):
     outer, npair = select(opt(**flags, **method)).criteria
     assert isinstance(outer, Cascade if method is CASCADE else DeepAdversarial)
     assert isinstance(npair, criteria.npair.Criterion)
-
-
-def test_no_wait_for_the_device_is_added(opt):
-    for flags, expected in (({'loss': 'contrastive', 'batch_mining': 'all', **CASCADE}, []),
-                            ({'loss': 'triplet', 'batch_mining': 'all', **CASCADE}, CONVERSION),
-                            ({'loss': 'margin', 'batch_mining': 'distance', **CASCADE}, [*MINERS['distance']]),
-                            ({'loss': 'triplet', 'batch_mining': 'semihard', **DAML}, [*MINERS['semihard']])):
-        with host_waits.fake_gpu() as waits:
-            namespace = opt(**flags)
-            with torch.device('cuda'):
-                criterion, layer = criteria.select(namespace, batch_mining.select(namespace)), torch.nn.Linear(6, 4)
-            batch, labels = host_waits.batch_on('cuda', dim=namespace.embed_dim)
-            features = torch.randn(8, 6, device='cuda')
-            for _ in range(2):
-                waits.found.clear()
-                criterion(batch=batch, labels=labels, batch_features=features, f_embed=layer)
-        assert waits.found == expected, flags
 
 
 # Adversarial negatives

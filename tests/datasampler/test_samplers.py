@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import datasampler
+from datasets.loading import TrainingLoader
 from tests.helpers import images_of, sampler_of
 from utilities.errors import UserError
-from utilities.loading import TrainingLoader
 
 SIZES = [7, 1, 12, 3, 9, 2]
 BY_CLASS = ['class_random', 'hierarchical', 'fid_batchmatch', 'disthist_batchmatch']
@@ -190,21 +190,6 @@ def test_coresets_give_each_anchor_other_images_of_its_class(by, opt):
             assert len(set(drawn)) == min(3, sizes[label]) or n_anchors[label] > 1
         for label, drawn in by_class(batch, image_list).items():             # of several anchors together, too
             assert len(set(drawn)) == min(3 * n_anchors[label], sizes[label])
-
-
-def test_images_of_classes_are_drawn_without_replacement_then_again(opt):
-    sampler = build('hierarchical', opt, [2, 5, 1], bs=2, samples_per_class=1)
-    generator = torch.Generator().manual_seed(0)
-    counts = Counter()
-    for _ in range(2000):
-        two, five, one = sampler.sample(torch.tensor([0, 1, 2]), 4, generator).tolist()
-        assert sorted(two) == [0, 0, 1, 1] and len(set(five)) == 4 and one == [7] * 4
-        counts.update(five)
-    assert set(counts) == {2, 3, 4, 5, 6} and all(abs(n - 1600) < 5 * 320 ** .5 for n in counts.values())
-    alone, coreset = (build('d2_coreset', opt, [2, 5, 1], bs=6, samples_per_class=n) for n in (1, 2))
-    partners = coreset.partners(torch.tensor([3, 0, 5]), generator)
-    assert partners[1].tolist() == [1] and not {3, 5} & set(partners[[0, 2]].flatten().tolist())
-    assert partners[0] != partners[2] and alone.partners(torch.tensor([3]), generator).shape == (1, 0)
 
 
 NO_HIERARCHY = {'data_sampler': 'hierarchical'}

@@ -52,19 +52,6 @@ def test_frechet_distance(n, dim, size, scale):
     np.testing.assert_allclose(frechet_distances(points, candidates), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_frechet_distance_of_all_points_and_of_one_direction_is_right():
-    points = torch.randn(30, 8, generator=seeded())
-    everything = torch.stack([torch.randperm(30, generator=seeded(i)) for i in range(2)])
-    assert frechet_distances(points, everything).abs().max() < 1e-4
-    line = torch.zeros(30, 8)
-    line[:, 2] = torch.arange(30.)                                        # a covariance of rank 1
-    chosen = torch.arange(10)[None]
-    deviations = line[:, 2].std() - line[:10, 2].std()
-    expected = (line[:, 2].mean() - line[:10, 2].mean()) ** 2 + deviations ** 2
-    assert float(frechet_distances(line, chosen)) == pytest.approx(float(expected), rel=1e-4)
-    assert frechet_distances(torch.ones(30, 8), everything[:, :9]).abs().max() < 1e-6          # all collapsed
-
-
 @pytest.mark.parametrize('n, dim, size, scale', [(25, 4, 8, 1.), (30, 20, 10, .1)])
 def test_distance_histogram_cost(n, dim, size, scale):
     points, candidates = case(n, dim, 5, size, scale)
@@ -72,22 +59,9 @@ def test_distance_histogram_cost(n, dim, size, scale):
     np.testing.assert_allclose(distance_histogram_costs(points, candidates), expected, rtol=1e-4)
 
 
-def test_the_histograms_distance_is_over_their_support():
-    """Pairs that are farther off in the histogram cost more; compared as heights of bins they would cost alike."""
-    def moved(position):
-        points = torch.tensor([[0.], [0.], [position], [10.]])            # the pair (0, 2) against all pairs
-        costs = distance_histogram_costs(points, torch.tensor([[0, 2]]), weight=1)
-        return float(costs - distance_histogram_costs(points, torch.tensor([[0, 2]]), weight=0))
-
-    def exact(position):
-        pairs = [0, position, position, 10, 10, 10 - position]
-        bins = [(min(int(d / .2), 49) + .5) * .2 for d in pairs]
-        return wasserstein_distance(bins, [(int(position / .2) + .5) * .2])
-
-    for position in (1.1, 3.1, 4.9):
-        assert moved(position) == pytest.approx(exact(position), rel=1e-4)
-    assert moved(1.1) - moved(3.1) > .5
-    assert distance_histogram_costs(torch.ones(9, 3), torch.arange(4)[None]).abs().max() < 1e-6    # all collapsed
+def test_equal_points_cost_nothing():
+    for costs in (frechet_distances, distance_histogram_costs):
+        assert costs(torch.ones(30, 8), torch.arange(9)[None]).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize('sizes', [[6] * 20, [2, 3] * 40], ids=['few classes', 'many classes'])

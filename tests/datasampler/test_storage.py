@@ -123,8 +123,7 @@ def test_an_epoch_is_drawn_from_what_is_stored_as_it_begins(name, opt):
 
 @pytest.mark.parametrize('n_epochs, flags', [                            # before the storage is filled, and after
     (0, ['d2_coreset', '--data_storage_no_update', '--data_d2_coreset_lambda', '2']),
-    (1, ['fid_batchmatch', '--data_mb_mom', '0.5', '--data_sampler_lowproj_dim', '8']), (1, ['greedy_coreset']),
-    (1, ['disthist_batchmatch'])])
+    (1, ['fid_batchmatch', '--data_mb_mom', '0.5', '--data_sampler_lowproj_dim', '8'])])
 def test_a_resumed_run_ends_with_the_same_storage_whatever_the_workers(n_epochs, flags, quick, run, tmp_path):
     arguments = [*quick, '--data_sampler', *flags, '--data_batchmatch_bigbs', '24', '--batch_mining', 'random',
                  '--evaluation_metrics', 'e_recall@1']

@@ -11,11 +11,11 @@ from PIL import ExifTags, Image
 import datasets
 from datasets import boxes, decoding
 from datasets.boxes import Box
+from datasets.loading import Loader
 from retrieval import review
 from tests.datasets.test_loading import photos  # noqa: F401
 from tests.helpers import after_training, folder_of
 from utilities.errors import UserError
-from utilities.loading import Loader
 
 
 def write_list(file, rows):

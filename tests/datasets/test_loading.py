@@ -15,16 +15,11 @@ from torchvision.transforms import v2
 
 import datasets
 from datasets import base, boxes, decoding, pipeline, transforms
+from datasets.loading import TrainingLoader, ignore_lost_connections
+from evaluation.embedding import evaluation_batches, network_input
 from tests.helpers import manual_seed
 from utilities import errors
 from utilities.errors import UserError, WorkerLost
-from utilities.loading import (
-    TrainingLoader,
-    evaluation_batches,
-    evaluation_loader,
-    ignore_lost_connections,
-    network_input,
-)
 
 KINDS = {'444': {'subsampling': '4:4:4'}, '422': {'subsampling': '4:2:2'}, '420': {'subsampling': '4:2:0'},
          'progressive': {'progressive': True}, 'optimised': {'optimize': True, 'quality': 95}}
@@ -178,7 +173,7 @@ def test_loaders_yield_uint8_and_the_networks_input_is_the_float_item(patterns, 
             assert torch.equal(network_input(images, flags.device), torch.stack([image for image, _, _ in items]))
             assert labels.tolist() == [label for _, label, _ in items] and indices.tolist() == [i for i, _ in batch]
         test = data.evaluation['test']
-        images, _, _ = next(iter(evaluation_loader(flags, test, evaluation_batches(flags, test)[0])))
+        images, _, _ = next(iter(test.loader(flags, evaluation_batches(flags, test)[0])))
         assert torch.equal(network_input(images, flags.device)[3], test[3][0])
     images = torch.rand(2, 3, 4, 4)
     assert network_input(images, torch.device('cpu')) is images

@@ -21,10 +21,10 @@ import Retrieve_Images
 from architectures.embedding_network import EmbeddingNetwork
 from datasets.pipeline import Pipeline
 from evaluation import embedding
+from evaluation.embedding import network_input
 from tests.helpers import after_training, assert_same_end, folder_of, printed_metrics, rows_of
 from tests.shared_batches import build
 from utilities.errors import UserError
-from utilities.loading import network_input
 
 FROZEN = ['--freeze', 'backbone', '--arch', 'conv4_frozen_normalize', '--no_train_metrics', 'false',
           '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'dists@intra']

@@ -224,7 +224,6 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
         one, other = (re.sub(r'\bp[0-9a-f]{10}\b', '', (folder / f'{name}_test.svg').read_text())
                       for folder in (tmp_path / 'again', tmp_path / 'drawn'))
         assert one == other, name
-    assert after_training(run_folder, 'pictures', tmp_path / 'nowhere' / 'drawn') == 2
     assert after_training(run_folder, 'pictures', tmp_path / 'other', '--splits_to_eval', 'val') == 2
     assert '--splits_to_eval val: there is no such split' in capsys.readouterr().err
 

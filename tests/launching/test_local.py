@@ -75,6 +75,18 @@ def test_a_killed_launcher_loses_no_run(end, script, whole, tmp_path):
         assert run_folder.read(folder_of(tmp_path, 'r_s0'))['resumed']
 
 
+def test_a_run_on_two_gpus_is_two_processes(script, tmp_path, capsys):
+    """On a machine without GPUs, on the CPU."""
+    few = [*FEW, '--n_epochs', '1']
+    runs = script(few, [*few, '--samples_per_class', '5'])
+    assert Launch_Runs.main([runs, '--gpus', '0,1', '--gpus_per_run', '2']) == 1
+    out = capsys.readouterr().out
+    assert 'folder/r_s0: finished' in out and 'folder/r_s1: FAILED with exit code 2' in out
+    assert '--gpu 0 1' in (tmp_path / 'runs' / 'folder' / 'r_s0.log').read_text()
+    assert Launch_Runs.main([runs, '--only', 'r_s0', '--workers', '1']) == 0
+    assert '1 had been finished before' in capsys.readouterr().out        # the GPUs are no setting of a run
+
+
 def test_one_line_is_what_a_job_of_slurm_runs(quick, tmp_path, capsys):
     line = shlex.join([*quick, '--n_epochs', '0'])
     assert Launch_Runs.main(['--line', line]) == 0 and Launch_Runs.main(['--line', line]) == 0

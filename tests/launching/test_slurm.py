@@ -21,9 +21,9 @@ def test_times_of_slurm(text, minutes):
 
 @pytest.mark.parametrize('arguments', [['--config=x.yaml'], ['--seed', '1', '--group', 'a b']])
 def test_a_job_gets_the_arguments_of_its_line(arguments, tmp_path):
-    job = slurm.slurm_job(plan.Planned(arguments, {}, tmp_path, 'r_s1'), 4, 2)
+    job = slurm.slurm_job(plan.Planned(arguments, {}, tmp_path, 'r_s1'), 4)
     opt = Launch_Runs.build().parse_args(job.command[2:])
-    assert shlex.split(opt.line) == arguments and (opt.gpus_per_job, opt.nodes) == (4, 2)
+    assert shlex.split(opt.line) == arguments and opt.gpus_per_job == 4
 
 
 def test_a_job_goes_on_after_a_pre_emption(tmp_path, monkeypatch):

@@ -48,7 +48,7 @@ def test_a_row_is_that_of_brute_force_over_the_decoded_gallery(code, has_queries
     row = codes.measure(code, asked, train)
     dim, factory = (5, 'Flat') if code == '5' else (8, code)
     queries, gallery = asked.queries.numpy()[:, :dim], asked.gallery.numpy()[:, :dim]
-    index = search.trained(factory, train[:, :dim])
+    index = search.filled(factory, train[:, :dim], gallery)
     decoded = index.sa_decode(index.sa_encode(gallery))
     if factory.startswith('PCA'):                            # compared among the components
         mean = train.mean(axis=0, dtype=float)

@@ -13,11 +13,11 @@ import architectures
 import configuration
 import datasets
 import retrieval
+from evaluation.embedding import network_input
 from records import published
 from retrieval import export
 from tests.helpers import after_training, folder_of, rows_of
 from utilities.errors import UserError
-from utilities.loading import network_input
 
 SIZE = 64
 NETWORKS = {'conv4_normalize': ['--pool', 'gem', '--embed_layers', '32', '--embed_norm', 'layer', '--input_bgr', 'true',

@@ -1,5 +1,6 @@
 """retrieval.load against main.py --embed, which builds the network together with its data."""
 import io
+import shutil
 
 import numpy as np
 import pytest
@@ -93,6 +94,14 @@ def test_what_cannot_be_loaded(trained, photos, tmp_path):
         retrieval.load(tmp_path / 'nowhere')
     with pytest.raises(UserError, match='--device'):
         retrieval.load(trained, 'tpu')
+    reduced = shutil.copytree(trained, tmp_path / 'reduced')
+    config = (reduced / 'config.yaml').read_text()
+    (reduced / 'config.yaml').write_text(config.replace('  pca: 0\n', '  pca: 4\n'))
+    with pytest.raises(UserError, match='its --pca 4 is fitted on .*reduced export --hub FOLDER --pca 0'):
+        retrieval.load(reduced)
+    assert after_training(reduced, 'export', '--hub', tmp_path / 'hub', '--pca', '0') == 0
+    images = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(retrieval.load(tmp_path / 'hub', 'cpu')[0](images), network(images))
 
 
 def test_the_network_takes_bytes_and_refuses_other_shapes(trained, photos):

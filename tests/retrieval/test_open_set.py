@@ -277,8 +277,8 @@ def test_without_validation_classes_there_are_metrics_but_no_threshold(quick, ru
 
 
 def test_a_similarity_of_its_own_gives_no_threshold_to_an_index(quick, run, tmp_path):
-    assert run(*quick, *SHORTER, '--use_tv_split', '--tv_split_perc', '.5', '--bs', '6', '--pca', '4') == 0
-    assert after_training(folder_of(tmp_path), 'open_set') == 0
+    assert run(*quick, *SHORTER, '--use_tv_split', '--tv_split_perc', '.5', '--bs', '6') == 0
+    assert after_training(folder_of(tmp_path), 'open_set', '--pca', '4') == 0
     network, _ = retrieval.load(folder_of(tmp_path), 'cpu')
     assert network.open_set is None and 'its thresholds are for --pca 4' in network.no_threshold
 

@@ -1,16 +1,14 @@
-"""Queries that are unknown: the threshold of a run in an index, by hand, and without an index."""
+"""Queries that are unknown: the threshold of a run in an index, and one set by hand."""
 import json
 import shutil
 
 import numpy as np
 import pytest
-import torch
 
 import retrieval
 from retrieval import store, unknown
 from tests.retrieval.test_commands import call  # noqa: F401
 from tests.retrieval.test_index import images_of
-from utilities.errors import UserError
 
 ROW = {'gallery_size': 10, 'threshold': 0.999999, 'fpir': 0.1, 'fnir': 0.25, 'threshold_low': 0.9,
        'threshold_high': 1, 'fpir_low': 0.05, 'fpir_high': 0.2, 'fnir_low': 0.125, 'fnir_high': 0.5}
@@ -72,25 +70,6 @@ def test_the_nearest_gallery_size_and_equal_similarities():
         assert unknown.answer(unknown.by_hand(0.875), distance, 3)['unknown'] == is_unknown
 
 
-def test_the_network_of_a_run_says_unknown(calibrated):
-    network, _ = retrieval.load(calibrated(ROW | {'threshold': 0.6}), 'cpu')
-    points = torch.nn.functional.normalize(torch.randn(40, 3, generator=torch.manual_seed(0)), dim=1)
-    rows, similarities, is_unknown = retrieval.identify(network, points[:30], points[30:])
-    cosines = points[:30].double() @ points[30:].double().T
-    assert rows.tolist() == cosines.argmax(dim=1).tolist() and 0 < is_unknown.sum() < 30
-    np.testing.assert_allclose(similarities, cosines.max(dim=1).values, atol=1e-6)
-    assert is_unknown.tolist() == (cosines.max(dim=1).values < 0.6).tolist()
-    with pytest.raises(UserError, match='the gallery has no images'):
-        retrieval.identify(network, points, points[:0])
-    none = retrieval.identify(network, points[:0], points)
-    assert [len(part) for part in none] == [0, 0, 0] and none[2].dtype == bool
-    for queries, sentence in ((points[0], r'expected embeddings \[n, 3\], not \[3\]'),
-                              (torch.zeros(2, 5), r'expected embeddings \[n, 3\], not \[2, 5\]'),
-                              (torch.tensor([[0., 1, 0], [0, torch.nan, 1]]), 'the embedding 1 is not finite')):
-        with pytest.raises(UserError, match=sentence):
-            retrieval.identify(network, queries, points)
-
-
 def test_a_similarity_that_is_no_number_is_unknown():
     assert unknown.answer(unknown.by_hand(-9), np.nan, 3)['unknown']
 
@@ -110,8 +89,6 @@ def test_thresholds_of_another_network_are_not_taken(call, calibrated, photos, t
         assert code == 0 and out.endswith('exact search\n') and sentence in err
     _, _, err = call('index', run, photos / 'class_00', '--out', tmp_path / 'index', '--threshold', 'none')
     assert 'Note: no query' not in err
-    with pytest.raises(UserError, match='it has no threshold for this network; calibrate one: python Eval'):
-        retrieval.identify(retrieval.load(run, 'cpu')[0], torch.zeros(1, 3), torch.zeros(1, 3))
     for text in ('{"thresholds": [{}]}', '[', '[]'):
         (run / 'open_set.json').write_text(text)
         code, _, err = call('index', run, photos, '--out', tmp_path / 'index')

@@ -13,6 +13,7 @@ import optuna
 from sqlalchemy import Engine, event
 
 from launching import process
+from tests import forks
 from tests.helpers import executing
 
 # Takes the place of main.py where only the search is tested: the score of an epoch is a function of the flags.
@@ -47,8 +48,10 @@ DRIVER = '''
 import sys
 from pathlib import Path
 import Hyperparameter_Search
+from tests import forks
 from tests.tuning import stub
 from tuning import folds, report, trials
+forks.install()
 report.plot = lambda *_: None
 stub.with_stub(Path(sys.argv[1]))
 trials.HEARTBEAT, trials.GRACE, folds.POLL = 1, 3, 0.1
@@ -83,7 +86,9 @@ def with_stub(folder):
             file.write_text(json.dumps(run.settings))
         return original(run, more)
 
-    process.MAIN, process.start = folder / 'main.py', start
+    process.MAIN = folder / 'main.py'
+    process.start = start
+    forks.SCRIPTS.add(str(process.MAIN))
 
 
 def study_of(folder):

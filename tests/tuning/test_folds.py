@@ -12,7 +12,7 @@ from tests.tuning.stub import started, study_of, table_of
 @pytest.mark.parametrize('pruner, rates', [('median', '0.001,0.0011,0.0012,0.0013,0.1'), ('hyperband', '0.001,0.1')])
 def test_hopeless_trials_are_pruned_epoch_by_epoch(pruner, rates, flags, stub):
     # slow enough to be pruned before its last epoch
-    folder = stub(pace="0.3 if flags['lr'] == 0.1 else 0.05" if pruner == 'median' else '0')
+    folder = stub(pace="0.2 if flags['lr'] == 0.1 else 0" if pruner == 'median' else '0')
     tune = ['--tune', 'lr', rates, '--sampler', 'grid']                                # the last is far worse
     assert Hyperparameter_Search.main([*flags, *tune, '--pruner', pruner, '--n_epochs', '6', '--n_trials', '5']) == 0
     trials = study_of(folder).trials

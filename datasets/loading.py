@@ -10,7 +10,6 @@ import torch
 
 from utilities import exchange, processes
 from utilities.device import is_gpu
-from utilities.errors import UserError
 from utilities.machine import keep_freed, n_cores
 from utilities.randomness import derive
 
@@ -20,7 +19,7 @@ class Loader(torch.utils.data.DataLoader):
     A DataLoader whose data workers report where shared memory is full, and keep freed memory, as this process does.
 
     For an ImageSet, the data workers call `load` and `collate` of its transform. The images are then uint8
-    [B, 3, H, W], for network_input.
+    [B, 3, H, W], for evaluation.embedding.network_input.
     """
 
     def __init__(self, dataset, **arguments):
@@ -85,22 +84,6 @@ class Shared:
             if isinstance(part, torch.Tensor):
                 part.share_memory_()
         return batch
-
-
-def network_input(images, device):
-    """
-    Images [B, 3, H, W] as a loader gives them -> the network's input: float32 RGB in [0, 1], on `device`. Raises
-    UserError for features in place of images.
-    """
-    if images.dim() == 2:
-        raise UserError('the pixels of images are needed whose features were computed before the training; give '
-                        '--keep_features false')
-    if images.device != device:                              # torch.export would write down a device that is named here
-        images = images.to(device, non_blocking=True)
-    if images.dtype != torch.uint8:
-        return images
-    layout = torch.channels_last if images.device.type == 'cpu' else torch.contiguous_format  # the network's layout
-    return images.to(torch.float32, memory_format=layout).mul_(1 / 255)
 
 
 def workers(opt):
@@ -198,26 +181,3 @@ class TrainingLoader:
         for batch, (images, _, _) in zip(self.whole, self.loader, strict=True):
             indices = torch.tensor([index for index, _ in batch])
             yield images, torch.from_numpy(self.dataset.labels)[indices], indices
-
-
-def evaluation_batches(opt, dataset):
-    """
-    The batches of indices in which one process would load `dataset` in order, divided into contiguous parts: a list of
-    batches for each process of the run.
-    """
-    size = opt.eval_bs or opt.bs
-    batches = [range(start, min(start + size, len(dataset))) for start in range(0, len(dataset), size)]
-    n = processes.count()
-    return [batches[len(batches) * i // n:len(batches) * (i + 1) // n] for i in range(n)]
-
-
-def evaluation_loader(opt, dataset, batches, network=None):
-    """
-    Loads the `batches` of evaluation_batches that one process embeds, each image once: (images [B, 3, H, W], labels
-    [B], indices [B]) for each. Where the data set has features of `network`, they take the images' place.
-    """
-    found = None if dataset.features is None else dataset.features.of(dataset, network)
-    if found is not None:
-        return found.loader(batches)
-    return Loader(dataset, batch_sampler=batches, num_workers=workers(opt), pin_memory=is_gpu(opt.device),
-                  generator=torch.Generator())
