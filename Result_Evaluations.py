@@ -11,7 +11,7 @@ def build():
                                              'write the table and figures to files.')
     source = parser.add_argument_group('which runs').add_argument
     source('--runs', nargs='+', metavar='FOLDER', default=[],
-           help="folders that hold run folders or W&B's offline runs, at any depth; or .csv files of --rows")
+           help="folders that hold run folders, at any depth; or .csv files of --rows")
     source('--project', metavar='ENTITY/PROJECT', help='a project at W&B, instead of --runs')
     source('--cache', metavar='FOLDER', default='wandb_cache',
            help='folder in which runs that were downloaded from W&B are kept, so that they are downloaded only once')

@@ -171,7 +171,8 @@ def metrics(names, seed=0):
             module.parse(name)
 
     def measure(embeddings, labels, is_query=None):
-        embeddings, labels = torch.as_tensor(embeddings).detach(), _calls.labels_of_images(labels)
+        embeddings = torch.as_tensor(embeddings).detach()
+        labels = _calls.labels_of_images(labels)
         if embeddings.dim() != 2 or labels.shape != embeddings.shape[:1] or not len(labels):
             raise ValueError(f'expected embeddings [N, D] and labels [N], not {[*embeddings.shape]} and '
                              f'{[*labels.shape]}')
@@ -296,24 +297,27 @@ def _own_flags(kind, name):
 
 def _flags(kind, name):
     """What a method takes: {flag: its values}, those of its file and those of the run and of other files it reads."""
-    module, own = _module(kind, name), _own_flags(kind, name)
+    module = _module(kind, name)
+    own = _own_flags(kind, name)
     read = [*getattr(module, 'USES', ()), *re.findall(r'\bopt\.(\w+)', inspect.getsource(module))]
     return own | {flag: _flag_of_others(flag) for flag in dict.fromkeys(read) if flag not in own and flag != 'loss'}
 
 
 def _flag_of_others(flag):
     """The values of a flag that a method reads, but does not declare."""
-    owners = [(len(begins), kind, name) for kind, (_, _, start) in _KINDS.items() for name in _files(kind)
-              if flag.startswith(begins := start.format(name))]
-    for _, kind, name in sorted(owners, reverse=True):                                  # snr_contrastive before snr
-        if flag in (own := _own_flags(kind, name)):
+    beginnings = {(kind, name): start.format(name) for kind, (_, _, start) in _KINDS.items() for name in _files(kind)}
+    owners = [owner for owner, begins in beginnings.items() if flag.startswith(begins)]
+    for owner in sorted(owners, key=lambda owner: len(beginnings[owner]), reverse=True):   # snr_contrastive before snr
+        own = _own_flags(*owner)
+        if flag in own:
             return own[flag]
     return _RUN.get(flag, {})
 
 
 def _inner(loss, settings):
     """The names of the losses inside a loss."""
-    flags, declared = getattr(_module('criterion', loss), 'REQUIRES_CRITERIA', ()), _own_flags('criterion', loss)
+    flags = getattr(_module('criterion', loss), 'REQUIRES_CRITERIA', ())
+    declared = _own_flags('criterion', loss)
     chosen = (settings.get(flag, settings.get(flag.removeprefix(f'loss_{loss}_'), declared[flag]['default']))
               for flag in flags)
     names = [*dict.fromkeys(chosen)]
@@ -352,7 +356,8 @@ def _miner(opt, loss, name):
 
 def _built(opt, loss, miner):
     """The Criterion of a loss, with its miner, the losses inside it and parameter_groups()."""
-    opt, module = types.SimpleNamespace(**vars(opt) | {'loss': loss}), _module('criterion', loss)
+    opt = types.SimpleNamespace(**vars(opt) | {'loss': loss})
+    module = _module('criterion', loss)
     if hasattr(module, 'REQUIRES_CRITERIA'):
         def build(name, dim):
             takes_miner = _module('criterion', name).REQUIRES_BATCHMINER

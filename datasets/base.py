@@ -153,19 +153,19 @@ class ImageSet(torch.utils.data.Dataset):
             image = self.transform(boxes.read_upright(self.sources[index]))
         return image, int(self.labels[index]), int(index)
 
-    def loaded(self, items):
+    def batch(self, items):
         """
-        The items as data workers send them: their images are the results of transform.load. Either all items have a
-        seed, or none has one.
+        The batch of these items as a data worker sends it: images as the transform's `collate` gives them, labels [B]
+        and indices [B]. Either all items have a seed, or none has one.
         """
-        items = [as_pair(item) for item in items]
+        pairs = [as_pair(item) for item in items]
         loaded = []
-        with restored_generators(any(seed is not None for _, seed in items)):
-            for index, seed in items:
+        with restored_generators(any(seed is not None for _, seed in pairs)):
+            for index, seed in pairs:
                 seed_generators(seed)
-                image = self.transform.load(boxes.read_upright(self.sources[index]))
-                loaded.append((image, int(self.labels[index]), int(index)))
-        return loaded
+                loaded.append(self.transform.load(boxes.read_upright(self.sources[index])))
+        indices = torch.tensor([int(index) for index, _ in pairs])
+        return self.transform.collate(loaded), torch.from_numpy(self.labels)[indices], indices
 
     def loader(self, opt, batches, network=None):
         """
@@ -264,7 +264,7 @@ def listed_rows(file, columns, begins_with_count=False):
 
     columns:           the names in its header, separated by blanks.
     begins_with_count: whether the line before the header is the number of rows.
-    Raises UserError if the count or the header is missing, a row lacks columns, or the count is not that of the rows.
+    Raises UserError if the header is missing, a row lacks columns, or the count is not that of the rows.
     """
     try:
         lines = [line.split() for line in file.read_text(encoding='utf-8-sig').rstrip().splitlines()]
@@ -272,21 +272,19 @@ def listed_rows(file, columns, begins_with_count=False):
         raise UserError(f'{file}: not a text in UTF-8 ({error}); download it again') from None
     except OSError as error:
         raise UserError(f'{file}: {error.strerror}; download it again') from None
-    first = [' '.join(line) for line in lines[:2]] + ['', '']
-    if begins_with_count and not first[0].isdecimal():
-        raise UserError(f'{file}, line 1: expected the number of its rows, found "{first[0]}"; download it again')
     n_header = 2 if begins_with_count else 1
-    if first[n_header - 1].lower() != columns:
-        raise UserError(f'{file}, line {n_header}: expected the header "{columns}", found "{first[n_header - 1]}"; '
-                        'download it again')
+    header = ' '.join(lines[n_header - 1]) if len(lines) >= n_header else ''
+    if header.lower() != columns:
+        raise UserError(f'{file}, line {n_header}: expected the header "{columns}", found "{header}"; download it '
+                        'again')
     rows = lines[n_header:]
     n_columns = len(columns.split())
     for number, row in enumerate(rows, start=n_header + 1):
         if len(row) != n_columns:
             raise UserError(f'{file}, line {number}: expected {n_columns} columns, found {len(row)}; download it again')
-    if begins_with_count and len(rows) != int(first[0]):
-        raise UserError(f'{file}: its first line says {int(first[0]):,} rows, but it has {len(rows):,}; download it '
-                        'again')
+    if begins_with_count and lines[0] != [str(len(rows))]:
+        raise UserError(f'{file}, line 1: expected {len(rows)}, the number of its rows, found "{" ".join(lines[0])}"; '
+                        'download it again')
     return rows
 
 

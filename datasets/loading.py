@@ -18,15 +18,13 @@ class Loader(torch.utils.data.DataLoader):
     """
     A DataLoader whose data workers report where shared memory is full, and keep freed memory, as this process does.
 
-    For an ImageSet, the data workers call `load` and `collate` of its transform. The images are then uint8
-    [B, 3, H, W], for evaluation.embedding.network_input.
+    The images of an ImageSet are uint8 [B, 3, H, W], for evaluation.embedding.network_input.
     """
 
     def __init__(self, dataset, **arguments):
-        transform = getattr(dataset, 'transform', None)
-        if transform:
-            dataset = Loaded(dataset)
-            arguments['collate_fn'] = Collate(transform)
+        if hasattr(dataset, 'batch'):
+            dataset = Batches(dataset)
+            arguments['collate_fn'] = unchanged
         if arguments.get('num_workers'):
             arguments['collate_fn'] = Shared(arguments.get('collate_fn') or torch.utils.data.default_collate)
         if arguments.get('num_workers') and sys.platform == 'linux':
@@ -49,25 +47,19 @@ def ignore_lost_connections(worker):
 
 
 @dataclass
-class Loaded(torch.utils.data.Dataset):
-    """An ImageSet whose items are loaded in the form in which data workers hand them over."""
+class Batches(torch.utils.data.Dataset):
+    """An ImageSet of which a data worker loads a batch at once."""
     images: torch.utils.data.Dataset
 
     def __len__(self):
         return len(self.images)
 
     def __getitems__(self, items):
-        return self.images.loaded(items)
+        return self.images.batch(items)
 
 
-@dataclass
-class Collate:
-    """Items (image, label, index) -> (images, as the transform's `collate` returns them, labels [B], indices [B])."""
-    transform: Callable
-
-    def __call__(self, items):
-        images, labels, indices = zip(*items, strict=True)
-        return self.transform.collate(images), torch.tensor(labels), torch.tensor(indices)
+def unchanged(batch):
+    return batch
 
 
 @dataclass

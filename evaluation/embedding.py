@@ -170,7 +170,7 @@ def features_suffice(embedding, model, images, rows, batches):
     """
     model.eval()
     for indices in batches:
-        batch = images.transform.collate([image for image, _, _ in images.loaded(indices)])
+        batch, _, _ = images.batch(indices)
         expected = embedding(model, batch)
         try:
             found = embedding(model, rows[indices])

@@ -61,7 +61,7 @@ def compute_metrics(opt, embedded, splits, metrics):
         for level in levels(opt):
             part = embedded[split]
             pool = build_pool(opt, embedded, split, level)
-            labels = level_labels(part.images, level)
+            labels = np.unique(level_names(part.images, level), return_inverse=True)[1]
             embeddings, labels = without_distractors(part.embeddings, labels, part.images)
             names = [name for name in metrics if is_computed(name, level)]
             draws = (opt.eval_draws, opt.eval_draw_size) if level == 'draws' else None
@@ -175,11 +175,6 @@ def level_names(images, level):
     """[N] the name of each image's class, or at the level `parent` of its super-class."""
     names = images.superclasses if level == 'parent' else images.class_names
     return np.array(names, dtype=str)[images.labels]
-
-
-def level_labels(images, level):
-    """[N] int64: level_names() as labels, numbered from 0 in the order of the names."""
-    return np.unique(level_names(images, level), return_inverse=True)[1]
 
 
 def without_distractors(embeddings, labels, images):

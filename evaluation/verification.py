@@ -48,10 +48,10 @@ class Pairs:
             return one.numpy() @ other.numpy().T
         return (one @ other.T).cpu().numpy()
 
-    def in_tiles(self, work):
+    def in_tiles(self, visit):
         """
-        Calls work(rows, columns, similarities, same) in threads, for each tile on or above the diagonal; the others are
-        mirror images. rows, columns: slices; same: the indices in similarities.ravel() of the pairs of one class,
+        Calls visit(rows, columns, similarities, same) in threads, for each tile on or above the diagonal; the others
+        are mirror images. rows, columns: slices; same: the indices in similarities.ravel() of the pairs of one class,
         including each image with itself.
         """
         n = len(self.unit)
@@ -63,7 +63,7 @@ class Pairs:
                 same = np.arange(0)
                 if self.labels[left] <= self.labels[rows.stop - 1]:
                     same = np.flatnonzero(self.labels[rows][:, None] == self.labels[columns])
-                work(rows, columns, self.similarities(rows, columns), same)
+                visit(rows, columns, self.similarities(rows, columns), same)
 
         for _ in in_threads(strip, range(0, n, TILE), 'compare pairs'):
             pass
@@ -96,7 +96,8 @@ class Pairs:
 
     def thresholds_of(self, first, last, rate):
         """[c] class_thresholds() of the classes from `first` up to but not including `last`."""
-        found, counts = [], 0
+        found = []
+        counts = 0
         for rows in chunks(np.arange(*self.ends[[first, last]]), len(self.unit), CHUNK):
             similarities = self.similarities(slice(rows[0], rows[-1] + 1), slice(None))
             for label in np.unique(self.labels[rows]):

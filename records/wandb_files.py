@@ -1,4 +1,4 @@
-"""The files in which W&B keeps offline runs: the settings and the logged values of each."""
+"""The files in which W&B keeps offline runs: what each has logged."""
 import json
 import struct
 import zlib
@@ -23,28 +23,23 @@ def last_epoch(folder):
     epochs = [-1]
     for file in offline_files(folder):
         if file.stat().st_size:                             # W&B leaves it empty where it is killed early
-            epochs += [logged.get('epoch', -1) for logged in read_file(file)[2]]
+            epochs += [logged.get('epoch', -1) for logged in history(file)]
     return max(epochs)
 
 
-def read_file(file):
-    """A .wandb file -> (its run record, config, history, exit code or None)."""
-    run = None
-    config = {}
-    history = []
-    code = None
-    for record in messages(file):
-        kind = record.WhichOneof('record_type')
-        if kind == 'run':
-            run = record.run
-            config |= items(record.run.config.update)
-        elif kind == 'config':
-            config |= items(record.config.update)
-        elif kind == 'history':
-            history.append({'_step': record.history.step.num} | items(record.history.item))
-        elif kind == 'exit':
-            code = record.exit.exit_code
-    return run, config, history, code
+def history(file):
+    """What a run logged, by its .wandb file: a {name: value} for each step, without nested values."""
+    return [items(record.history.item) for record in messages(file) if record.WhichOneof('record_type') == 'history']
+
+
+def items(pairs):
+    """Protocol buffer items of key and JSON value -> {key: value}; parts of nested values are left out."""
+    found = {}
+    for item in pairs:
+        path = [item.key] if item.key else item.nested_key
+        if len(path) == 1:
+            found[path[0]] = json.loads(item.value_json)
+    return found
 
 
 def messages(file):
@@ -69,13 +64,3 @@ def messages(file):
         if kind in (FULL, LAST):
             yield wandb_internal_pb2.Record.FromString(parts)
             parts = b''
-
-
-def items(pairs):
-    """Protocol buffer items of key and JSON value -> {key: value}; parts of nested values are left out."""
-    found = {}
-    for item in pairs:
-        path = [item.key] if item.key else item.nested_key
-        if len(path) == 1:
-            found[path[0]] = json.loads(item.value_json)
-    return found

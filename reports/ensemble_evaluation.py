@@ -132,6 +132,8 @@ def network(opt, member, state):
     own = configuration.parse([*start, *command_line.tokens(given | {'evaluation_metrics': metrics, 'pca': opt.pca}),
                             '--splits_to_eval', 'test', '--eval_reference', 'self', '--eval_level', 'class'])
     own.evaluation_metrics = opt.evaluation_metrics
+    own.eval_draws = 0
+    own.bootstrap = 0
     with contextlib.redirect_stdout(io.StringIO()):                      # one line per network would be many
         built = parts.restore(own, member.checkpoint) if state == 'trained' else parts.prepare(own)
     changed = run_folder.changed_data(member.config, built.data.description)

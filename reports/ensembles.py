@@ -11,7 +11,6 @@ import evaluation
 from evaluation import geometry, protocol
 from evaluation.embedding import Embedded
 from records import columns
-from records.columns import Column
 from utilities.errors import UserError
 
 
@@ -82,8 +81,6 @@ def mean_over_folds(rows):
 
 
 def scores(opt, part):
-    """--evaluation_metrics of test embeddings, with the test split as queries and gallery."""
-    values = evaluation.compute(
-        opt.evaluation_metrics, *protocol.without_distractors(part.embeddings, part.images.labels, part.images),
-        seed=opt.seed, ranking=part.ranking, pool=protocol.build_pool(opt, {'test': part}, 'test', 'class'))
-    return {'dim': part.embeddings.shape[1]} | {Column('test', name).name: value for name, value in values.items()}
+    """{'dim', 'test_<metric>'} of the test Embedded, by --evaluation_metrics."""
+    values = protocol.compute_metrics(opt, {'test': part}, ['test'], opt.evaluation_metrics)
+    return {'dim': part.embeddings.shape[1]} | values

@@ -47,10 +47,12 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
     """
     counted, notes = those_that_count(runs, with_unfinished)
     names, notes_on_data = names_of_data(counted)
-    found, planned, first = {}, {}, {}
+    found = {}
+    first = {}                                             # the first name of each data set
     for run, data in zip(counted, names, strict=True):
         found.setdefault((run.dataset, data, run.group), []).append(run)
         first.setdefault(run.dataset, data)
+    planned = {}
     for dataset, name, seed in expected:
         planned.setdefault((dataset, name), set()).add(seed)
     groups = [Group(name, dataset, data, members) for (dataset, data, name), members in found.items()]
@@ -78,7 +80,8 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
 
 def those_that_count(runs, with_unfinished):
     """(the runs that count, by group and seed; a note on each of the others, and on unfinished ones that count)."""
-    counted, notes = [], []
+    counted = []
+    notes = []
     for run in sorted(runs, key=lambda run: (run.dataset, run.group, run.seed, run.name)):
         if run.merged:
             notes.append(f'{run.name}: its settings have changed within the run, as its config.yaml lists; left out')
@@ -101,7 +104,8 @@ def names_of_data(runs):
     the end if only some of them have these --eval_views. In place of `folder` it begins with the name of the folder, if
     that is the same in all runs.
     """
-    names, notes = {}, []
+    names = {}
+    notes = []
     for dataset in dict.fromkeys(run.dataset for run in runs):
         own = [run for run in runs if run.dataset == dataset]
         tests = test_sets(own)

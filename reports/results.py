@@ -85,7 +85,8 @@ def plan_figures(opt, grouped, names, rule):
     """
     from reports import figures  # imports matplotlib, which tables do not need
     folder = Path(opt.figures)
-    plans, tables_of_scores = [], []
+    plans = []
+    tables_of_scores = []
     chosen = [columns.asked_for(metric) for metric in opt.figure_metrics]
     for dataset in dict.fromkeys(group.data for group in grouped if group.runs):
         members = [group for group in grouped if group.data == dataset and group.runs]

@@ -2,7 +2,7 @@
 import sys
 from pathlib import Path
 
-from records import reading, wandb_files
+from records import reading
 from records.checkpoint import LAST
 from reports import wandb_runs
 from utilities.errors import UserError
@@ -20,7 +20,7 @@ def collect(opt):
         runs = below(opt.runs, opt.exclude)
     source = opt.project or ' '.join(opt.runs)
     if not runs:
-        raise UserError(f'{source}: there are no run folders in it, and no offline runs of W&B')
+        raise UserError(f'{source}: there are no run folders in it')
     kept = [run for run in runs if is_wanted(opt, run.dataset, run.name, run.where)]
     if not kept:
         raise UserError(f'{source}: {len(runs)} runs, but none is left by --datasets, --only and --exclude')
@@ -39,9 +39,9 @@ def of_script(found, planned, script):
 
 def below(folders, exclude):
     """
-    The Runs of all run folders below the folders, of W&B's offline runs outside these run folders, and of files that
-    --rows wrote. Runs whose path contains a text of `exclude` are not read, so that broken ones can be left out.
-    Prints the folders that are left out since their config.yaml or splits.yaml is missing.
+    The Runs of all run folders below the folders, and of files that --rows wrote. Runs whose path contains a text of
+    `exclude` are not read, so that broken ones can be left out. Prints the folders that are left out since their
+    config.yaml or splits.yaml is missing.
     """
     def read_too(path):
         return not any(text in str(path) for text in exclude)
@@ -54,7 +54,8 @@ def below(folders, exclude):
             continue
         if not folder.is_dir():
             raise UserError(f'--runs {folder}: there is no such folder')
-        places = [path for path in with_files_of_runs(folder) if not path.name.startswith('.')]
+        places = {path.parent for path in folder.rglob('*') if path.name in FILES}
+        places = [place for place in sorted(places) if not place.name.startswith('.')]
         found = [path for path in places if reading.is_run_folder(path)]
         runs += [reading.read(path) for path in found if read_too(path)]
         for path in places:
@@ -62,15 +63,7 @@ def below(folders, exclude):
                 missing = [name for name in ('config.yaml', 'splits.yaml') if not (path / name).is_file()]
                 print(f'Note: {path}: left out: it has files of a run, but no {" and no ".join(missing)}; copy it '
                       'again, or leave it out with --exclude', file=sys.stderr)
-        offline = [file for file in wandb_files.offline_files(folder)
-                   if not set(file.parents) & set(found) and read_too(file)]
-        runs += wandb_runs.read_offline(offline) if offline else []
     return runs
-
-
-def with_files_of_runs(folder):
-    """The folders at or below `folder` that have a file that every run writes, sorted."""
-    return sorted({path.parent for path in folder.rglob('*') if path.name in FILES})
 
 
 def is_wanted(opt, dataset, name, where=''):

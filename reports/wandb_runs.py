@@ -1,4 +1,4 @@
-"""Runs from W&B: from the offline folders of a machine without network, and from a project at the server."""
+"""Runs of a project at the server of W&B."""
 import contextlib
 import json
 import math
@@ -7,32 +7,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from records import columns, wandb_files
+from records import columns
 from records.reading import FINISHED, Run, reached
 from utilities.errors import UserError
 from utilities.files import write_text
-
-
-def read_offline(files):
-    """.wandb files -> Runs; files with the same id are parts of one run, which was resumed."""
-    try:
-        import wandb.proto.wandb_internal_pb2  # noqa: F401
-    except ImportError:
-        raise UserError(f'{files[0]}: to read it, W&B must be installed: pip install wandb') from None
-    parts = {}
-    for file in files:
-        parts.setdefault(file.name, []).append((file, *wandb_files.read_file(file)))           # run-<id>.wandb
-    runs = []
-    for pieces in parts.values():
-        begun = [piece for piece in pieces if piece[1] is not None]
-        if not begun:
-            raise UserError(f'{pieces[-1][0]}: empty, as W&B leaves it when it is killed; remove its folder, or leave '
-                            'it out with --exclude')
-        file, run, config, _, code = begun[-1]
-        rows = epoch_rows([logged for *_, history, _ in begun for logged in history])
-        state = 'unfinished' if code is None else FINISHED if code == 0 else f'crashed with exit code {code}'
-        runs.append(build_run(run.display_name or run.run_id, str(file), config, rows, state, run.run_group))
-    return runs
 
 
 def download(project, cache, is_wanted=lambda name, where: True):

@@ -74,7 +74,8 @@ def measure(code, asked, train):
     metrics; and the milliseconds per query when all are searched together. asked: a Search; train: [M, D] embeddings.
     """
     dim, factory = divided(code, train.shape[1])
-    gallery, queries = asked.gallery.numpy(), asked.queries.numpy()
+    gallery = asked.gallery.numpy()
+    queries = asked.queries.numpy()
     index = search.filled(factory, train[:, :dim], gallery[:, :dim])
     n_nearest = search.N_NEAREST + bool((asked.own >= 0).any())                        # with the query itself
     deep = min(max(n_nearest, int(asked.n_positives.max()) + 1), len(gallery))

@@ -240,7 +240,8 @@ class Calibration:
         """
         size = int(np.argmin(np.abs(np.log(self.sizes / n_images))))
         factor = max(1.0, n_images / int(self.sizes[-1]))
-        unknown, rate = self.unknown[:, size], 1 - (1 - rate) ** (1 / factor)
+        unknown = self.unknown[:, size]
+        rate = 1 - (1 - rate) ** (1 / factor)
         threshold = threshold_at(unknown, rate)
         false = unknown >= threshold
         missed = ~(self.right[:, size] & (self.known[:, size] >= threshold))

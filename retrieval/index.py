@@ -32,14 +32,15 @@ class Index:
     """
 
     def __init__(self, folder, device='cpu'):
-        self.folder, self.device = Path(folder), torch.device(device)
+        self.folder = Path(folder)
+        self.device = torch.device(device)
         self.content = store.read(folder)
-        self.run, self.network_id = self.content['run'], self.content['network_id']
+        self.run = self.content['run']
+        self.network_id = self.content['network_id']
         self.open_set = self.content.get('open_set')
         self.files = {kind: store.mapped(folder, self.content['files'].get(kind)) for kind in store.KINDS}
-        self.embeddings = self.array('embeddings', np.float32, self.content['dim'] or 0)
-        if len(self.embeddings) != self.content['n_images']:
-            raise UserError(f'{folder}: damaged: the numbers of embeddings and of images differ; make it again')
+        shape = self.content['n_images'], self.content['dim'] or 0
+        self.embeddings = self.files['embeddings'].view(np.float32).reshape(shape)
 
     def __len__(self):
         return len(self.embeddings)
@@ -52,25 +53,10 @@ class Index:
             how = f'searched by {found["factory"]}: finds {found["recall"]:.1%} of the exact {search.N_NEAREST} nearest'
         return f'{self.folder}: {len(self):,} images, {how}{told}'
 
-    def array(self, kind, dtype, n_columns):
-        data = self.files[kind]
-        width = n_columns * np.dtype(dtype).itemsize
-        if len(data) % width if width else len(data):
-            raise UserError(f'{self.folder}: damaged: its {kind} are no rows of {n_columns} numbers; make it again')
-        return data.view(dtype).reshape(len(data) // max(width, 1), n_columns)
-
     @functools.cached_property
     def photos(self):
         """The records of the images: N lists [path, size in bytes, time of modification in ns]."""
-        lines = self.files['photos'].tobytes().splitlines()
-        try:
-            found = json.loads(b'[' + b','.join(lines) + b']')
-        except (ValueError, RecursionError):
-            found = []
-        if len(found) != len(self) or not all(isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str)
-                                              for entry in found):
-            raise UserError(f'{self.folder}: damaged: its list of images; make it again')
-        return found
+        return [json.loads(line) for line in self.files['photos'].tobytes().splitlines()]
 
     @functools.cached_property
     def paths(self):
@@ -98,7 +84,8 @@ class Index:
     @functools.cached_property
     def approximate(self):
         """faiss's index of the images; None where search is exact, as while images are added or removed."""
-        how, files = self.content['search'], self.content['files']
+        how = self.content['search']
+        files = self.content['files']
         if not how.get('factory') or self.device.type != 'cpu' or faiss_or_none() is None:
             return None
         found = search.deserialized(self.files['search']) if how['embeddings'] == files['embeddings']['name'] else None

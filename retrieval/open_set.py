@@ -68,7 +68,8 @@ def check(opt, data):
     if not 0 < n_unknown < n_classes:
         raise UserError(f'open_set {opt.share:g}: {n_unknown} of the {n_classes} test classes would be unknown; '
                         'give a share that leaves some known and some unknown classes')
-    if (reason := no_threshold(opt, data)) and processes.is_main():
+    reason = no_threshold(opt, data)
+    if reason and processes.is_main():
         print(f'Note: no threshold is calibrated: {reason}', file=sys.stderr)
 
 
@@ -86,7 +87,8 @@ def no_threshold(opt, data):
     for split, kind, others in (('val', 'training', known['train'] | now.get('train', set())),
                                 ('val', 'test', known['test'] | now['test']),
                                 ('test', 'training', known['train']), ('test', 'validation', known['val'])):
-        if shared := sorted(now[split] & others):
+        shared = sorted(now[split] & others)
+        if shared:
             return (f'the {NAMES[split]} split has {len(shared):,} {kind} classes, such as {shared[0]}; evaluate the '
                     'splits of a run whose validation classes are of no other split (--use_tv_split without '
                     '--tv_split_by_samples)')
@@ -103,7 +105,9 @@ def evaluate_open_set(opt, data, embedded):
     float} of METRICS and, with a threshold, of os_threshold and AT_THRESHOLD.
     """
     search = build_search(embedded['test'], opt.share, opt.seed)
-    answers, n_images, rows = top_answers(search), len(search.gallery_index), []
+    answers = top_answers(search)
+    n_images = len(search.gallery_index)
+    rows = []
     found = {name: metric(answers) for name, metric in METRICS.items()}
     if no_threshold(opt, data) is None:
         rows = Calibration(embedded['val'], n_images, opt.seed, every=True).rows(n_images, opt.fpir)
@@ -119,7 +123,8 @@ def save(opt, model, data, embedded, place):
     """
     note_collapse({f'{split} split': part for split, part in embedded.items()})
     answers, n_images, rows, found = evaluate_open_set(opt, data, embedded)
-    test, reason = embedded['test'], no_threshold(opt, data)
+    test = embedded['test']
+    reason = no_threshold(opt, data)
     unknown = {test.images.class_names[label] for label in answers.labels[~answers.is_known]}
     own = f'--pca {opt.pca}' if opt.pca else f'the ranking of --loss {opt.loss}' if test.ranking else None
     known = None if own else network_id(model, configuration.settings_in_id(opt))
@@ -163,7 +168,8 @@ def draw(answers, rows, chosen, files):
     levels = np.unique(answers.similarity)
     false, correct = ([np.count_nonzero(group)] - np.searchsorted(np.sort(answers.similarity[group]), levels)
                       for group in (~answers.is_known, right))
-    n_unknown, n_known = len(answers.unknown), len(answers.known)
+    n_unknown = len(answers.unknown)
+    n_known = len(answers.known)
     lowest = 0.5 / max(1, n_unknown)                       # a rate of 0 on the logarithmic axis
     figure = plotting.new_figure((1 + bool(rows)) * plotting.COLUMN)
     left, *others = figure.subplots(1, 1 + bool(rows), squeeze=False)[0]

@@ -101,7 +101,8 @@ def read(file, folder):
 
 def in_csv(file, lines, folder):
     reader = csv.DictReader(lines)
-    wanted, rows = ('path_a', 'path_b', 'same', 'fold'), []
+    wanted = ('path_a', 'path_b', 'same', 'fold')
+    rows = []
     if not {*wanted} <= {*(reader.fieldnames or ())}:
         raise UserError(f'pairs {file}: expected a header with the columns {", ".join(wanted)}, found '
                         f'{", ".join(reader.fieldnames or ["no row"])}')
@@ -160,7 +161,8 @@ def by_folds(similarity, is_same, fold):
     {fold: the best_threshold() of the other folds}, and {fold: the fraction of its pairs that this decides rightly};
     with a single fold, nan.
     """
-    thresholds, accuracies = {}, {}
+    thresholds = {}
+    accuracies = {}
     for name in dict.fromkeys(fold.tolist()):
         own = fold == name
         thresholds[name] = accuracies[name] = np.nan
@@ -203,7 +205,8 @@ def true_positive_rate(similarity, is_same, rate):
 
 def report(similarity, pairs, accuracies, n_images):
     """The text that is printed."""
-    values, lines = np.array([*accuracies.values()]), []
+    values = np.array([*accuracies.values()])
+    lines = []
     if len(values) > 1:
         error = values.std(ddof=1) / len(values) ** 0.5
         lines.append(['accuracy', f'{values.mean():.4f} ± {error:.4f}  (standard error over the folds)'])

@@ -36,7 +36,8 @@ def k_reciprocal(distances, k1=20, k2=6, weight=0.3):
     np.fill_diagonal(distances, -1)                          # each image is its own nearest, also before its copies
     nearest = np.stack([np.argsort(row, kind='stable')[:max(k1 + 1, k2)] for row in stopping.checked(distances)])
     np.fill_diagonal(distances, 0)
-    near, half = reciprocal(nearest[:, :k1 + 1]), reciprocal(nearest[:, :round(k1 / 2) + 1])
+    near = reciprocal(nearest[:, :k1 + 1])
+    half = reciprocal(nearest[:, :round(k1 / 2) + 1])
     encodings = np.zeros_like(distances)
     for row, own in enumerate(stopping.checked(near)):
         enough = [q for q in own if 3 * len(np.intersect1d(own, half[q])) >= 2 * len(half[q])]
@@ -99,7 +100,8 @@ class AlphaExpanded(Search):
 
     def __init__(self, embeddings, labels, is_query=None, in_gallery=None, ranking=None, cameras=None, **parameters):
         super().__init__(on_the_sphere(embeddings), labels, is_query, in_gallery, cameras=cameras)
-        self.queries, self.symmetric = alpha_expanded(self.queries, self.gallery, self.own, **parameters), False
+        self.queries = alpha_expanded(self.queries, self.gallery, self.own, **parameters)
+        self.symmetric = False
 
 
 # from the flags to what ranks

@@ -127,8 +127,11 @@ def neighbours(index, embedding, k, without=None, n_votes=0):
 def prepared(data, transform):
     """The photo in an uploaded file as the network takes it, and a preview where browsers cannot show the file."""
     with decoding.open_image(io.BytesIO(data), MAX_MEGAPIXELS) as image:
-        kind, photo = image.format, decoding.upright(image)
-    return transform(photo), {} if kind in SHOWN else {'image': as_url(small(photo))}
+        kind = image.format
+        photo = decoding.upright(image)
+    pixels = transform(photo)
+    preview = {} if kind in SHOWN else {'image': as_url(small(photo))}                 # small() changes the photo
+    return pixels, preview
 
 
 def small(image):

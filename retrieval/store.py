@@ -87,7 +87,8 @@ def mapped(folder, file):
     """
     if file is None:
         return np.empty(0, np.uint8)
-    path, n_bytes = Path(folder) / file['name'], file['bytes']
+    path = Path(folder) / file['name']
+    n_bytes = file['bytes']
     if path.name != file['name'] or not path.is_file() or path.stat().st_size < n_bytes:
         raise UserError(f'{path}: missing, or cut off; make the index again')
     data = np.memmap(path, np.uint8, 'c', shape=(n_bytes,)) if n_bytes else np.empty(0, np.uint8)

@@ -36,7 +36,8 @@ def vote(classes, distances):
     itself = distances <= SAME
     weights = itself.astype(float) if itself.any() else np.maximum(similarity(distances), 0)
     weights = weights if weights.any() else np.ones(len(weights))
-    shares, nearest = {}, {}
+    shares = {}
+    nearest = {}
     for name, weight, distance in zip(classes, weights, distances, strict=True):
         shares[name] = shares.get(name, 0) + float(weight / weights.sum())
         nearest.setdefault(name, distance)

@@ -19,7 +19,7 @@ import datasampler
 import main
 import optimization
 from architectures.embedding_network import Backbone, EmbeddingNetwork
-from datasets.loading import TrainingLoader
+from datasets.loading import Loader, TrainingLoader
 from optimization import moving_average
 from parts import Parts, let_embed
 from training_step import TrainingStep
@@ -146,6 +146,9 @@ class Images(torch.utils.data.Dataset):
     def __getitem__(self, item):
         index = item[0] if isinstance(item, tuple) else item
         return self.images[index], int(self.labels[index]), index
+
+    def loader(self, opt, batches, network):
+        return Loader(self, batch_sampler=batches)
 
 
 def network(opt, frozen=True, dropout=0.0):

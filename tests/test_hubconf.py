@@ -86,10 +86,12 @@ def test_a_miner_is_the_programs(name, masks, opt):
     for one in (load('miner', name, masks=masks), own):
         manual_seed(0)
         mined.append(one(*batch_of()))
+    none = load('miner', name, masks=masks)(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
     if isinstance(mined[0], tuple):
+        assert isinstance(none, tuple)
         assert masks and all(one.equal(other) for one, other in zip(*mined, strict=True))
     else:
-        assert mined[0].equal(mined[1]) and mined[0].shape == (len(mined[0]), 3) != (0, 3)
+        assert mined[0].equal(mined[1]) and mined[0].shape == (len(mined[0]), 3) != (0, 3) == none.shape
 
 
 @pytest.mark.parametrize('name', datasampler.SAMPLERS)
@@ -238,17 +240,16 @@ def test_tuples_of_pairs_may_be_tensors_arrays_or_lists(loss, flags, theirs, arg
         torch.testing.assert_close(torch.autograd.grad(value, batch)[0], gradient)
 
 
-@pytest.mark.parametrize('positional', [False, True])
-def test_references_take_the_place_of_the_batch(positional, pml):
+def test_references_take_the_place_of_the_batch(pml):
     theirs = pml.losses.ContrastiveLoss(distance=pml.distances.LpDistance(normalize_embeddings=False), neg_margin=1.2)
     found = load('criterion', 'contrastive', miner='all', active_only=True, neg_margin=1.2)
     (batch, labels), (references, others) = batch_of(), batch_of(1)
     others = others.flip(0)[:9]
     references = references[:9]
     wanted = theirs(batch, labels, ref_emb=references, ref_labels=others)
-    value = (found(batch, labels, None, references, others) if positional else
-             found(batch, labels, ref_emb=references, ref_labels=others))
+    value = found(batch, labels, ref_emb=references, ref_labels=others)
     torch.testing.assert_close(value, wanted)
+    assert found(batch, labels, None, references, others).equal(value)
     assert not torch.isclose(value, found(batch, labels))
 
 
@@ -267,14 +268,6 @@ def test_every_loss_of_references_takes_others(loss, settings):
         assert wanted > 0
     found(batch, labels, ref_emb=references, ref_labels=others).backward()
     assert batch.grad.isfinite().all()
-
-
-@pytest.mark.parametrize('name', MINERS)
-def test_miners_of_a_batch_of_none(name):
-    none = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
-    assert load('miner', name)(*none).shape == (0, 3)
-    masks = load('miner', name, masks=True)
-    assert isinstance(masks(*none), tuple) == isinstance(masks(*batch_of()), tuple)
 
 
 @pytest.mark.parametrize('named, error, text', [

@@ -48,7 +48,7 @@ def test_the_run_folder(quick, run, tmp_path, capsys, all_plots):
         assert checkpoint.load(folder / f'checkpoint_{name}.pt')['row'][name] == best
     plots = {path.stem for path in (folder / 'plots').iterdir()}
     assert plots == {'curves'}
-    panel = np.asarray(Image.open(folder / 'retrieval_test.png'))
+    panel = np.asarray(Image.open(folder / 'retrieval_test.png').convert('RGB'))
     right = [int(plotting.RIGHT[place:place + 2], 16) for place in (1, 3, 5)]
     assert (panel == right).all(axis=2).any()                             # something right was retrieved
     out = capsys.readouterr().out

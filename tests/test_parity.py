@@ -250,8 +250,7 @@ def test_a_run_with_a_public_network_and_sampler_resumes_with_the_same_bits(quic
 
 
 def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(tmp_path):
-    parts = {'criteria/own_triples': TRIPLES.replace('{convert}', 'labels'), 'criteria/own_proxies': PROXIES,
-             'criteria/own_undeclared': UNDECLARED, 'batchminer/own_miner': MINER,
+    parts = {'criteria/own_undeclared': UNDECLARED,
              # under names of this program's own, whose flags they read
              'criteria/triplet': TRIPLES.replace('{convert}', 'labels'),
              'criteria/proxynca': PROXIES.replace('opt.lr * 10', 'opt.lr * opt.loss_proxynca_lrmulti'),
@@ -261,7 +260,7 @@ def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(tmp_pat
              'batchminer/distance': MINER.replace('opt,', 'opt.miner_distance_upper_cutoff,'),
              'datasampler/class_random': PLAIN,
              'batchminer/own_none': MINER.replace('return triplets', 'return None'),
-             'datasampler/own_bank': SAMPLER, 'datasampler/own_plain': PLAIN,
+             'datasampler/own_bank': SAMPLER,
              'architectures/own_tuple': NETWORK.replace('{returned}', RETURNED['tuple']),
              'criteria/helpers': 'def halved(batch):\n    return batch / 2\n',
              'architectures/own_trained': NETWORK.replace('self.out_adjust = None', 'self.load_state_dict('
@@ -275,13 +274,13 @@ def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(tmp_pat
         json.dumps([str(tmp_path / 'code'), '--n_epochs', '1', '--kernels', '0', '--evaluation_metrics', 'e_recall@1']))
     assert code == 0, errors
     lines = [line.removeprefix(f'{tmp_path}/code/') for line in out.splitlines()]
-    assert lines[0] == 'criteria: 4 of 7', out
+    assert lines[0] == 'criteria: 2 of 5', out
     assert lines[1].startswith('  multisimilarity.py: RuntimeError: stack expects a non-empty TensorList (multisim')
     assert lines[2].startswith('  own_undeclared.py: the flag --loss_own_lrmulti is read, which parameters.py ')
     assert "which parameters.py does not declare; declare it there: add('--loss_own" in lines[2]
     assert lines[3].startswith('  snr.py: main.py: the run failed: Epoch 1, step 1: the loss is nan')
-    assert lines[4] == 'batchminer: 3 of 4' and '  own_none.py: --batch_mining own_none: it returned None' in lines[5]
-    assert lines[6:8] == ['datasampler: 3 of 3', 'architectures: 2 of 3']
+    assert lines[4] == 'batchminer: 2 of 3' and '  own_none.py: --batch_mining own_none: it returned None' in lines[5]
+    assert lines[6:8] == ['datasampler: 2 of 2', 'architectures: 2 of 3']
     assert lines[8].startswith("  own_broken.py: NameError: name 'no_such_name' is not defined (own_broken.py, line ")
     assert not [*(tmp_path / 'code').rglob('__pycache__')] and len(lines) == 9
 

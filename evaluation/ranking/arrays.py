@@ -51,10 +51,12 @@ def chunks(rows, width, n_values=1 << 24):
     return [rows[start:start + size] for start in range(0, len(rows), size)]
 
 
-def in_threads(work, items, description=None, stopped=None):
+def in_threads(function, items, description=None, stopped=None):
     """
-    Yields work(item) for each item, on as many threads as torch would use, each with a single-threaded BLAS. stopped:
-    an event that is set where the rest is not wanted, as after Ctrl-C; work that takes seconds ends when it is set.
+    Yields function(item) for each item, on as many threads as torch would use, each with a single-threaded BLAS.
+
+    stopped: an event that is set where the rest is not wanted, as after Ctrl-C; a function that takes seconds ends when
+    it is set.
     """
     try:
         from threadpoolctl import threadpool_limits
@@ -64,7 +66,7 @@ def in_threads(work, items, description=None, stopped=None):
     stopped = stopped or threading.Event()
 
     def step(item):
-        return None if stopped.is_set() else work(item)
+        return None if stopped.is_set() else function(item)
 
     is_hidden = None if description else True                        # None: where the output is no terminal
     bar = tqdm(total=len(items), desc=description, leave=False, disable=is_hidden)

@@ -24,7 +24,8 @@ def exact(gallery, queries, k, device='cpu'):
     if faiss and torch.device(device).type == 'cpu' and isinstance(gallery, np.ndarray):
         return faiss.knn(queries, gallery, k)[1]
     queries = torch.from_numpy(queries).to(device)
-    scores, rows = [], []
+    scores = []
+    rows = []
     for start in range(0, len(gallery), ROWS):
         part = torch.as_tensor(gallery[start:start + ROWS]).to(device)
         best = (queries @ part.T - (part * part).sum(dim=1) / 2).topk(min(k, len(part)), dim=1)

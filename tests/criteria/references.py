@@ -386,16 +386,18 @@ def recallatk(x, y, opt, shares=None):
     return average(terms, x)
 
 
-def supap(x, y, opt):
-    s, terms, tau, delta = cosines(x), [], opt.loss_roadmap_tau, opt.loss_roadmap_delta
-    offset = opt.loss_roadmap_offset
+def smooth_step(opt, prefix):
+    """The step function of SupAP and HAPPIER."""
+    tau, rho, delta, offset = (getattr(opt, f'{prefix}_{name}') for name in ('tau', 'rho', 'delta', 'offset'))
     offset = 1 / (1 + math.exp(-delta / tau)) + .5 if offset < 0 else offset
 
     def step(t):
-        if t > delta:
-            return opt.loss_roadmap_rho * (t - delta) + offset
-        return logistic(t / tau) + (.5 if t > 0 else 0)
+        return rho * (t - delta) + offset if t > delta else logistic(t / tau) + (.5 if t > 0 else 0)
+    return step
 
+
+def supap(x, y, opt):
+    s, terms, step = cosines(x), [], smooth_step(opt, 'loss_roadmap')
     for q in range(len(y)):
         if positives(y, q):
             own, precisions = [q, *positives(y, q)], []
@@ -609,16 +611,8 @@ def pfml(x, y, opt, w):
 
 
 def happier(x, y, opt, w):
-    s, tau, delta, terms = cosines(x), opt.loss_happier_tau, opt.loss_happier_delta, []
-    offset = opt.loss_happier_offset
-    offset = 1 / (1 + math.exp(-delta / tau)) + .5 if offset < 0 else offset
+    s, terms, step = cosines(x), [], smooth_step(opt, 'loss_happier')
     labels = [[label, *torch.as_tensor(opt.superclasses)[label].tolist()] for label in y]
-
-    def step(t):
-        if t > delta:
-            return opt.loss_happier_rho * (t - delta) + offset
-        return logistic(t / tau) + (.5 if t > 0 else 0)
-
     for q in range(len(y)):
         level = [sum(a == b for a, b in zip(labels[q], other, strict=True)) for other in labels]
         if sum(value > 0 for value in level) == 1:

@@ -279,18 +279,6 @@ def test_the_memory_is_used_after_its_start_and_filled_before(opt):
     assert [one for one, _ in values[:2]] == [plain, plain] and values[2][0] == values[2][1] != plain
 
 
-def test_the_memory_continues_from_its_state(opt):
-    criterion, other = (memory_of(opt, 'supcon', xbm_start=1) for _ in range(2))
-    generator = torch.Generator().manual_seed(0)
-    batches = [torch.randn(5, 3, dtype=cases.F64, generator=generator) for _ in range(5)]
-    for batch in batches[:3]:
-        value(criterion, batch, LABELS[:5])
-    other.load_state_dict(copy.deepcopy(criterion.state_dict()))
-    for batch in batches[3:]:
-        assert value(criterion, batch, LABELS[:5]).item() == value(other, batch, LABELS[:5]).item()
-    assert not list(criterion.parameters())
-
-
 def test_the_memory_takes_half_precision_and_its_gradient_survives_the_next_batch(opt):
     criterion = select(opt(loss='contrastive', batch_mining='all', xbm_size=6, xbm_start=0, **SMALL))
     batch = UNIT.to(torch.float16).requires_grad_()

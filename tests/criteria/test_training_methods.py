@@ -208,7 +208,7 @@ def test_synthetic_negatives_against_loops(loss, flags, opt):
             torch.testing.assert_close(first, second, rtol=0, atol=1e-8)
 
 
-def test_before_its_delay_the_network_has_its_own_loss_and_a_checkpoint_keeps_the_count(opt):
+def test_before_its_delay_the_network_has_its_own_loss(opt):
     flags = {'loss': 'triplet', 'batch_mining': 'all', **DAML, 'daml_delay': 2, 'daml_real_weight': 0.}
     batch, labels = batch_of(4)
     arguments = {'batch': batch, 'labels': labels, 'batch_features': torch.randn(8, 6, dtype=F64),
@@ -219,10 +219,8 @@ def test_before_its_delay_the_network_has_its_own_loss_and_a_checkpoint_keeps_th
         found, = torch.autograd.grad(criterion(**arguments), batch)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
         assert 'synthetic_loss' not in criterion.log
-    other = select(opt(**flags))
-    other.load_state_dict(copy.deepcopy(criterion.state_dict()))
-    assert other(**arguments) == criterion(**arguments) and 'synthetic_loss' in other.log
-    assert not torch.allclose(torch.autograd.grad(other(**arguments), batch)[0], expected)
+    found, = torch.autograd.grad(criterion(**arguments), batch)
+    assert not torch.allclose(found, expected) and 'synthetic_loss' in criterion.log
 
 
 def test_the_generator_has_a_group_and_a_rate_of_its_own_beside_those_of_the_losses(opt):

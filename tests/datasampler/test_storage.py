@@ -4,7 +4,7 @@ import torch
 
 from datasampler.storage import Storage
 from tests import host_waits
-from tests.helpers import assert_same_end, folder_of, hand_over, images_of, kept_by, sampler_of, state_of
+from tests.helpers import assert_same_end, folder_of, images_of, kept_by, sampler_of
 
 N, D = 9, 6
 
@@ -95,18 +95,6 @@ def test_the_projection_keeps_distances_and_is_fixed_by_the_seed(opt):
 def test_cosine_means_embeddings_of_norm_1(opt):
     points = filled(opt, data_sim_measure='cosine')[torch.tensor([2, 5])]
     torch.testing.assert_close(points, torch.nn.functional.normalize(random(N, D)[[2, 5]], dim=1))
-
-
-def test_its_state_is_restored(opt, tmp_path):
-    storage, other = (Storage(opt(embed_dim=D, data_mb_mom=.5), N) for _ in range(2))
-    state = state_of(sampler=storage)
-    storage.fill(lambda: random(N, D))
-    storage.update(random(2, D, seed=1), torch.tensor([3, 4]))
-    hand_over(state, state_of(sampler=other), tmp_path)
-    other.fill(lambda: pytest.fail('restored already'))
-    for each in (storage, other):
-        each.update(random(2, D, seed=2), torch.tensor([4, 5]))
-    assert torch.equal(storage.embeddings, other.embeddings) and torch.equal(storage.change, other.change)
 
 
 @pytest.mark.parametrize('name', ['greedy_coreset', 'd2_coreset', 'fid_batchmatch', 'disthist_batchmatch'])

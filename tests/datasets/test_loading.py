@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
 import datasets
-from datasets import base, boxes, decoding, pipeline, transforms
+from datasets import base, decoding, pipeline, transforms
 from datasets.loading import TrainingLoader, ignore_lost_connections
 from evaluation.embedding import evaluation_batches, network_input
 from tests.helpers import manual_seed
@@ -130,21 +130,21 @@ def test_batches_of_images_of_every_size_and_kind_are_exact(name, tmp_path, opt)
     images = base.ImageSet(base.ImageTable(paths, ['a'] * len(paths)), range(len(paths)),
                            transforms.select(opt(augmentation=name), 32)[0])
     items = [(i, 3 * i + 1) for i in range(len(paths))] + [(4, 5)]
-    loaded, labels, indices = zip(*images.loaded(items), strict=True)
-    assert indices == (*range(len(paths)), 4)
+    batch, labels, indices = images.batch(items)
+    assert indices.tolist() == [*range(len(paths)), 4]
     reference = v2.Compose([*transforms.AUGMENTATIONS[name](32)[0], v2.ToImage()])
     state = torch.get_rng_state()
-    for (index, seed), found in zip(items, images.transform.collate(loaded), strict=True):
+    for (index, seed), found in zip(items, batch, strict=True):
         manual_seed(seed)
         assert torch.equal(found, reference(as_before(paths[index]))), paths[index]
     torch.set_rng_state(state)
-    unseeded = images.transform.collate([image for image, _, _ in images.loaded(range(20))])
+    unseeded, _, _ = images.batch(range(20))
     torch.set_rng_state(state)
     for path, found in zip(paths[:20], unseeded, strict=True):
         assert torch.equal(found, reference(as_before(path))), path
 
 
-@pytest.mark.parametrize('name', ['base', 'mlrc', 'none'])
+@pytest.mark.parametrize('name', ['base', 'none'])
 def test_bicubic_images_are_those_of_torchvisions_transforms(name, photos, opt):
     pipelines = [transforms.select(opt(augmentation=name, interpolation=interpolation), 128)
                  for interpolation in ('bicubic', 'bilinear')]
@@ -186,7 +186,7 @@ def test_transforms_may_end_as_torchvisions_do(end, patterns, opt):
     images = datasets.select(opt(dataset='folder', source_path=str(patterns), augmentation='none'), 16).train
     expected, _, _ = images[0]
     images.transform = pipeline.Pipeline([*images.transform.transforms, *end])
-    batch = images.transform.collate([image for image, _, _ in images.loaded([0, 1])])
+    batch, _, _ = images.batch([0, 1])
     found = network_input(batch, torch.device('cpu'))
     assert torch.equal(found[0], images[0][0]) and found.dtype == torch.float32
     assert torch.allclose(found[0], expected, rtol=0, atol=1e-6)
@@ -201,7 +201,7 @@ def test_other_results_of_transforms_get_a_sentence(end, what, patterns, opt):
     images = datasets.select(opt(dataset='folder', source_path=str(patterns), augmentation='none'), 16).train
     images.transform = pipeline.Pipeline([*images.transform.transforms, *end])
     with pytest.raises(UserError, match=f'the transforms of the images return .*{what}.*; expected a'):
-        images.loaded([0])
+        images.batch([0])
 
 
 def test_random_transforms_do_not_depend_on_workers(patterns, opt):
@@ -220,17 +220,6 @@ def test_random_transforms_do_not_depend_on_workers(patterns, opt):
     assert all(torch.equal(*pair) for pair in zip(*epochs, strict=True))
     first, second, again = epochs[0]
     assert torch.equal(first, again) and not torch.equal(first, second) and not torch.equal(first[0], first[6])
-
-
-def test_without_data_workers_none_was_killed(patterns, opt, monkeypatch):
-    data = datasets.select(opt(dataset='folder', source_path=str(patterns)), 16).train
-
-    def read(source):
-        raise FileNotFoundError(2, 'No such file or directory', 'pixels')
-    monkeypatch.setattr(boxes, 'read_upright', read)
-    loader = TrainingLoader(opt(iterations_per_epoch=1, kernels=0), data, [[0]])
-    with pytest.raises(FileNotFoundError, match='pixels'):
-        next(iter(loader.epoch(1)))
 
 
 @pytest.mark.parametrize('message, is_lost', [

@@ -200,8 +200,8 @@ def test_images_whose_features_are_kept_are_not_read(quick, run, monkeypatch):
     The training images are read once and the test images, too; then one batch of each split and two as in training are
     compared. Without keeping, all images in each epoch.
     """
-    counts, loaded = [], main.parts.datasets.ImageSet.loaded
-    monkeypatch.setattr(main.parts.datasets.ImageSet, 'loaded', lambda images, items: (
+    counts, loaded = [], main.parts.datasets.ImageSet.batch
+    monkeypatch.setattr(main.parts.datasets.ImageSet, 'batch', lambda images, items: (
         counts.append(len(items)) or loaded(images, items)))
     assert run(*quick, *FROZEN, '--augmentation', 'none') == 0
     assert sum(counts) == 36 + 36 + 4 * 12

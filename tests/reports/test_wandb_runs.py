@@ -1,4 +1,4 @@
-"""Runs at W&B, by a project that stands in for the server's; the offline folders are in utilities/test_backends.py."""
+"""Runs at W&B, by a project that stands in for the server's."""
 import shutil
 import types
 

@@ -131,6 +131,8 @@ def test_sentences(call, index, trained, another, photos, tmp_path):
             (['query', index, some, '--run', another], 'did not make this index'),
             (['serve', index, '--port', '65536'], '--port: expected a whole number of at least 0 and at most 65535'),
             (['query', index, some, '--k', '0'], '--k: expected a whole number of at least 1'),
+            (['query', index, some, '--vote', '-1'], '--vote: expected'),
+            (['query', index, some, '--csv', tmp_path / 'nowhere' / 'a.csv'], '--csv'),
             (['query', index, some, '--picture', tmp_path / 'a.gif'], 'ends in .png or .svg'),
             (['query', index, some, '--json', tmp_path / 'nowhere' / 'a'], '--json'),
             (['query', trained, some], 'not an index'),

@@ -60,7 +60,7 @@ def checkpoint_of(arch, flags, folder):
     return file
 
 
-@pytest.mark.parametrize('arch, suffix', zip(NETWORKS, ['.pt2', '.onnx'], strict=True))
+@pytest.mark.parametrize('arch, suffix', list(zip(NETWORKS, ['.pt2', '.onnx'], strict=True)))
 def test_the_file_gives_the_embeddings_of_the_network(arch, suffix, patterns, tmp_path, capsys, monkeypatch):
     if suffix == '.onnx':
         vision_transformer = pytest.importorskip('timm.models.vision_transformer')
@@ -76,7 +76,7 @@ def test_the_file_gives_the_embeddings_of_the_network(arch, suffix, patterns, tm
     network, transform = retrieval.load(checkpoint, 'cpu')
     table = datasets.folder.class_folders(patterns / 'images')
     images = datasets.ImageSet(table, range(len(table.paths)), transform.pipeline)
-    batch = images.transform.collate([image for image, _, _ in images.loaded(range(len(images)))])
+    batch, _, _ = images.batch(range(len(images)))
     with torch.inference_mode():
         wanted = network(network_input(batch, torch.device('cpu')))
         program = runner(file)
@@ -97,7 +97,7 @@ def test_a_run_is_exported_with_its_average_weights(quick, run, tmp_path):
     assert after_training(folder, 'export', tmp_path / 'network.pt2', *flags) == 0
     paths = [*np.load(tmp_path / 'embeddings.npz')['paths'][:5]]
     images = datasets.ImageSet(datasets.base.ImageTable(paths, paths), range(5), retrieval.load(folder)[1].pipeline)
-    batch = images.transform.collate([image for image, _, _ in images.loaded(range(5))])
+    batch, _, _ = images.batch(range(5))
     np.testing.assert_allclose(runner(tmp_path / 'network.pt2')(batch.contiguous()), found[1], atol=1e-5)
     assert np.abs(found[0] - found[1]).max() > 1e-3
 

@@ -116,13 +116,6 @@ def test_the_page_says_the_class(index, photos):  # noqa: F811
     assert 'class' not in page.get('/neighbours/1', base_url='http://localhost').json
 
 
-def test_bad_numbers_are_refused_in_a_sentence(call, index, photos, tmp_path):  # noqa: F811
-    photo = images_of(photos)[0]
-    for flags, sentence in ((['--vote', '-1'], '--vote: expected'), (['--csv', tmp_path / 'no' / 'a.csv'], '--csv')):
-        code, _, err = call('query', index, photo, *flags)
-        assert code == 2 and sentence in err
-
-
 def test_a_photo_that_is_in_the_index_is_said_to_be_there(call, index, photos, tmp_path):  # noqa: F811
     """Its neighbours, of another class, do not outvote it."""
     photo = images_of(photos)[0]
