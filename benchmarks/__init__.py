@@ -2,8 +2,8 @@
 Measurements of time and memory: `python -m benchmarks.<name>` prints the tables of one, `python -m benchmarks` one
 table of the short forms of all. None of them is a test.
 
-A module takes part in that table if it has a function `short()`, without arguments, that yields Rows and takes a minute
-or two. It is called in a process of its own, with OMP_NUM_THREADS=1.
+The modules of that table have a function `short()`, without arguments, that yields Rows and takes a minute or two, in a
+process of its own with OMP_NUM_THREADS=1.
 """
 from typing import NamedTuple
 

@@ -2,8 +2,7 @@
 Short forms of all benchmarks, as one table. Each runs in a process of its own, with one thread, for at most LIMIT
 seconds. They run one after the other, since two at once would slow each other down.
 
-python -m benchmarks [NAME ...] [--json FILE]
-python -m benchmarks [NAME ...] --table FILE [FILE ...]    the table from files of --json: measures nothing
+python -m benchmarks [NAME ...]
 """
 import argparse
 import importlib
@@ -22,20 +21,15 @@ def main(arguments):
     parser.add_argument('names', nargs='*', choices=[*NAMES, []], metavar='NAME',
                         help=f'{", ".join(NAMES)}; all by default')
     parser.add_argument('--rows', action='store_true', help='print the rows of one benchmark as JSON, measured here')
-    parser.add_argument('--json', metavar='FILE', help='also write the rows and the machine to FILE')
-    parser.add_argument('--table', nargs='+', metavar='FILE', help='print the table of these files of --json, ratios '
-                        'side by side if there are several; measure nothing')
     options = parser.parse_args(arguments)
     names = options.names or NAMES
-    if options.table:
-        return figures.print_table([figures.read(path) for path in options.table], names)
     stopping.install()
     if options.rows:
         name, = names
         return figures.print_rows(importlib.import_module(f'benchmarks.{name}').short())
     os.environ['OMP_NUM_THREADS'] = '1'
     benchmarks = {name: ([sys.executable, '-m', 'benchmarks', '--rows', name], LIMIT) for name in names}
-    figures.measure_all(benchmarks, figures.machine(threads=1), options.json)
+    figures.measure_all(benchmarks, figures.machine(threads=1))
 
 
 if __name__ == '__main__':

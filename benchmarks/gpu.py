@@ -1,7 +1,7 @@
 """
 All benchmarks and tests that need a GPU, the most important first. Run this first on a machine with a GPU.
 
-python -m benchmarks.gpu [PART ...] [--json FILE]
+python -m benchmarks.gpu [PART ...]
 python -m benchmarks.gpu --device cpu --quick     runs every part on the CPU at tiny sizes, to test this script
 
 Times are wall-clock seconds between synchronisations. pytorch-metric-learning and faiss are compared if installed.
@@ -202,7 +202,6 @@ def main(arguments):
                         help=f'{", ".join(PARTS)}; all by default')
     parser.add_argument('--device', choices=('cuda', 'cpu'), default='cuda', help='where to run')
     parser.add_argument('--quick', action='store_true', help='tiny sizes, whose times mean nothing')
-    parser.add_argument('--json', metavar='FILE', help='also write the rows and the machine to FILE')
     parser.add_argument('--rows', action='store_true', help='print the rows of one part as JSON, measured here')
     options = parser.parse_args(arguments)
     stopping.install()
@@ -215,7 +214,7 @@ def main(arguments):
     command += ['--quick'] * options.quick
     benchmarks = {f'gpu {part}': ([*command, part], PARTS[part][1]) for part in options.parts or PARTS}
     name = torch.cuda.get_device_name() if options.device == 'cuda' else None
-    figures.measure_all(benchmarks, figures.machine(torch.get_num_threads(), name), options.json)
+    figures.measure_all(benchmarks, figures.machine(torch.get_num_threads(), name))
 
 
 if __name__ == '__main__':

@@ -62,7 +62,7 @@ def class_loss(name, **named):
         num_classes=n_classes, embedding_size=dim, **named)
 
 
-def plain(library, power=1):
+def lp_distance(library, power=1):
     return library.distances.LpDistance(power=power, normalize_embeddings=False)
 
 
@@ -71,19 +71,19 @@ def mean(library):
 
 
 def triplet(library, n_classes, dim):
-    return library.losses.TripletMarginLoss(0.2, distance=plain(library, 2), reducer=mean(library))
+    return library.losses.TripletMarginLoss(0.2, distance=lp_distance(library, 2), reducer=mean(library))
 
 
 def euclidean_triplet(library, n_classes, dim):
-    return library.losses.TripletMarginLoss(0.278, distance=plain(library), reducer=mean(library))
+    return library.losses.TripletMarginLoss(0.278, distance=lp_distance(library), reducer=mean(library))
 
 
 def margin(library, n_classes, dim):
-    return library.losses.MarginLoss(0.2, 0, 1.2, distance=plain(library), learn_beta=True, num_classes=n_classes)
+    return library.losses.MarginLoss(0.2, 0, 1.2, distance=lp_distance(library), learn_beta=True, num_classes=n_classes)
 
 
 def contrastive(library, n_classes, dim):
-    return library.losses.ContrastiveLoss(0, 1, distance=plain(library), reducer=mean(library))
+    return library.losses.ContrastiveLoss(0, 1, distance=lp_distance(library), reducer=mean(library))
 
 
 def snr_distance(library):
@@ -113,11 +113,11 @@ def npair(library, n_classes, dim):
 
 
 def lifted(library, n_classes, dim):
-    return library.losses.GeneralizedLiftedStructureLoss(1, 0, distance=plain(library), reducer=mean(library))
+    return library.losses.GeneralizedLiftedStructureLoss(1, 0, distance=lp_distance(library), reducer=mean(library))
 
 
 def liftedstructure(library, n_classes, dim):
-    return library.losses.LiftedStructureLoss(1, 0, distance=plain(library))
+    return library.losses.LiftedStructureLoss(1, 0, distance=lp_distance(library))
 
 
 def regularised_softtriplet(library, n_classes, dim):

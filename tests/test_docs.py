@@ -4,7 +4,6 @@ import importlib
 import inspect
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -42,11 +41,6 @@ def commands(text):
         for line in map(str.strip, block.replace('\\\n', ' ').splitlines() if language in ('', 'bash', 'sh') else ()):
             if re.match(r'python \w+\.py ', line) and '"$@"' not in line:                 # flags of a function's caller
                 yield shlex.split(re.sub(r'\$\w+', '1', line), comments=True)[1:]   # $: the variable of a loop
-
-
-def test_commands_after_a_block_of_another_language_are_found():
-    text = '```python\nx = 1\n```\n\n```bash\n  python main.py --fold $k \\\n    --bs 8 # 1\n```\n\n```\nnone\n```\n'
-    assert [*commands(text)] == [['main.py', '--fold', '1', '--bs', '8']]
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
@@ -156,17 +150,6 @@ def test_the_commands_of_the_start_page_draw_and_search(there, monkeypatch, caps
     assert follow('docs/start.md', 'Search') == ['index', 'query', 'query', 'serve', 'add', 'remove']
     assert all((there / name).exists() for name in ('drawn/tsne_test.png', 'drawn/why_test.png', 'suspects.csv',
                                                      'found.png', 'classes.csv'))
-
-
-def test_photos_of_a_new_class_come_into_the_index_of_the_start_page_and_leave_it(there, capsys):
-    index, new = ['my_index', 'photos/images'], there / 'photos' / 'images' / 'new'
-    assert Retrieve_Images.main(['index', 'Training_Results/folder/frozen_s1', index[1], '--out', index[0]]) == 0
-    draw_photos(there / 'more', ['new'])
-    (there / 'more' / 'new').rename(new)
-    assert Retrieve_Images.main(['add', *index]) == 0 and 'my_index: 105 images' in capsys.readouterr().out
-    shutil.rmtree(new)
-    assert Retrieve_Images.main(['remove', 'my_index', '--missing']) == 0
-    assert 'my_index: 100 images' in capsys.readouterr().out
 
 
 def test_the_exported_network_of_the_start_page_is_loaded_by_the_lines_of_the_pages(there):
