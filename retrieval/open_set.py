@@ -110,7 +110,7 @@ def evaluate_open_set(opt, data, embedded):
     rows = []
     found = {name: metric(answers) for name, metric in METRICS.items()}
     if no_threshold(opt, data) is None:
-        rows = Calibration(embedded['val'], n_images, opt.seed, every=True).rows(n_images, opt.fpir)
+        rows = Calibration(embedded['val'], n_images, opt.seed).rows(n_images, opt.fpir)
         found['os_threshold'] = row_at(rows, n_images)['threshold']
         found |= {name: metric(answers, found['os_threshold']) for name, metric in AT_THRESHOLD.items()}
     return answers, n_images, rows, {name: float(value) for name, value in found.items()}
