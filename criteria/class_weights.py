@@ -66,7 +66,8 @@ class ClassWeighted(torch.nn.Module):
 
     def __init__(self, criterion, weights, divisor='samples'):
         super().__init__()
-        self.criterion, self.divisor = criterion, divisor
+        self.criterion = criterion
+        self.divisor = divisor
         self.register_buffer('class_weights', weights, persistent=False)    # flags and data give them
 
     def forward(self, batch, labels, **kwargs):
@@ -96,9 +97,11 @@ def read_weights(file, class_names):
         raise ValueError('each class must occur once, with a weight of at least 0')
     if not any(found.values()):
         raise ValueError('all weights are 0, and nothing would be trained')
-    if missing := [name for name in class_names if name not in found]:
+    missing = [name for name in class_names if name not in found]
+    unknown = found.keys() - {*class_names}
+    if missing:
         raise ValueError(f'it has no weight for {len(missing)} of the training classes, such as {missing[0]}')
-    if unknown := found.keys() - {*class_names}:
+    if unknown:
         raise ValueError(f'{len(unknown)} of its classes are no training classes, such as {min(unknown)}')
     return torch.tensor([found[name] for name in class_names])
 

@@ -40,9 +40,10 @@ def divided(code, dim):
 
 def compare(opt):
     """Prints the table for the split of split_of_pictures() and writes it into the run folder."""
-    for code in opt.codes if not (opt.eval_features or opt.pca) else ():               # before the work
-        width, factory = divided(code, opt.embed_dim)
-        search.built(factory, width)
+    if not (opt.eval_features or opt.pca):                   # what faiss does not accept is said before the work
+        for code in opt.codes:
+            width, factory = divided(code, opt.embed_dim)
+            search.built(factory, width)
     built = parts.restore(opt, opt.evaluate)
     split = split_of_pictures(opt, built.data)
     file = containing_folder(opt.evaluate) / f'codes_{split}.csv'

@@ -201,9 +201,8 @@ class Calibration:
     The queries of the validation classes, each searched twice: with the images of its class in the gallery, and without
     them, as an unknown query. Smaller galleries have the images of fewer other classes.
 
-    part: the Embedded of the validation split. n_use: number of images in the gallery to calibrate for; the measured
-    gallery is as near to it as whole classes allow. every: whether the whole gallery, half of it, a quarter ... are
-    measured too.
+    part: the Embedded of the validation split. n_use: number of images in the gallery to calibrate for; a measured
+    gallery is as near to it as whole classes allow. The whole gallery, half of it, a quarter ... are measured, too.
 
     sizes:          [S] numbers of images in the measured galleries.
     known, unknown: [Q, S] float64: the similarities of the nearest image, with and without the own class.
@@ -211,14 +210,13 @@ class Calibration:
     labels:         [Q] the classes of the queries; classes: the same, numbered from 0.
     """
 
-    def __init__(self, part, n_use, seed, every=False):
+    def __init__(self, part, n_use, seed):
         search = build_search(part, 0, seed)
         n_images = np.bincount(search.gallery_labels)
         classes = np.random.default_rng(seed).permutation(np.flatnonzero(n_images))
         ends = n_images[classes].cumsum()
-        wanted = [min(n_use, ends[-1])]
-        if every:
-            wanted += [ends[-1] >> power for power in range(10) if ends[-1] >> power >= SMALLEST or power == 0]
+        smaller = [ends[-1] >> power for power in range(1, 10) if ends[-1] >> power >= SMALLEST]
+        wanted = [min(n_use, ends[-1]), ends[-1], *smaller]
         n_classes = np.unique([2 + np.argmin(np.abs(np.log(ends[1:] / size))) for size in wanted])
         self.sizes = ends[n_classes - 1]
         rank = np.empty(len(n_images), int)

@@ -56,27 +56,24 @@ def test_masks_and_the_triplets_that_they_make_give_the_same(case, opt):
 def test_the_counts_of_the_log(opt):
     """Where triplets are listed and where masks make them."""
     batch, labels = batch_of('unbalanced')
+
+    def counted(loss, miner=None):
+        criterion, _ = cases.build(cases.flags_of(opt, loss, {}), miner)
+        cases.fast(criterion, batch, labels)
+        return {key: int(count) for key, count in criterion.log.items()}
+
     triplets = references.all_triplets(labels.tolist())
     d = torch.cdist(batch, batch).tolist()
-    violating = [d[a][p] ** 2 - d[a][n] ** 2 + .2 > 0 for a, p, n in triplets]
-    for miner in (None, cases.every_triple):
-        criterion, _ = cases.build(cases.flags_of(opt, 'triplet', {}), miner)
-        cases.fast(criterion, batch, labels)
-        assert {key: int(count) for key, count in criterion.log.items()} == {
-            'tuples': len(triplets), 'active_tuples': sum(violating)}
-    violating = [d[a][p] > 1. or d[a][n] < 1.4 for a, p, n in triplets]
-    criterion, _ = cases.build(cases.flags_of(opt, 'margin', {}), cases.every_triple)
-    cases.fast(criterion, batch, labels)
-    assert {key: int(count) for key, count in criterion.log.items()} == {
-        'tuples': len(triplets), 'active_tuples': sum(violating),
+    active = sum(d[a][p] ** 2 - d[a][n] ** 2 + .2 > 0 for a, p, n in triplets)
+    assert counted('triplet') == counted('triplet', cases.every_triple) == {
+        'tuples': len(triplets), 'active_tuples': active}
+    assert counted('margin', cases.every_triple) == {
+        'tuples': len(triplets), 'active_tuples': sum(d[a][p] > 1. or d[a][n] < 1.4 for a, p, n in triplets),
         'violating_positives': sum(d[a][p] > 1. for a, p, _ in triplets),
         'violating_negatives': sum(d[a][n] < 1.4 for a, _, n in triplets)}
-    criterion, _ = cases.build(cases.flags_of(opt, 'multisimilarity', {}))
-    cases.fast(criterion, batch, labels)
-    kept = batch_mining.multisimilarity.multisimilarity_pairs(batch, labels, .1)
-    assert {key: int(count) for key, count in criterion.log.items()} == {
-        'tuples': int(sum(kept).sum()), 'violating_positives': int(kept[0].sum()),
-        'violating_negatives': int(kept[1].sum())}
+    n_kept = [int(mask.sum()) for mask in batch_mining.multisimilarity.multisimilarity_pairs(batch, labels, .1)]
+    assert counted('multisimilarity') == {
+        'tuples': sum(n_kept), 'violating_positives': n_kept[0], 'violating_negatives': n_kept[1]}
 
 
 @pytest.mark.parametrize('methods', [criteria.CRITERIA, batch_mining.BATCHMINERS], ids=['losses', 'miners'])
@@ -116,19 +113,17 @@ def test_functions_of_one_name_have_one_text(package):
 @pytest.mark.parametrize('loss', [loss for loss in criteria.CRITERIA if loss not in ('circle', 'hier', 's2sd')])
 def test_second_derivatives_are_right_or_refused(loss, opt):
     """Against differences of the gradient; of the loss itself, which is linear in what its own functions return."""
-    module = criteria.CRITERIA[loss]
     criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
-    batch, labels = batch_of('three a class, unordered')
-    value = cases.fast(criterion, batch, labels)
-    in_one_piece = loss in ('recallatk', 'roadmap')                  # a small batch is
-    if any(isinstance(part, type) and issubclass(part, torch.autograd.Function) for part in vars(module).values()):
-        if in_one_piece:
-            many = torch.randn(110, batch.shape[1], dtype=cases.F64).requires_grad_()
-            value, batch = cases.fast(criterion, many, torch.zeros(110, dtype=torch.int64)), many
+    parts = vars(criteria.CRITERIA[loss]).values()
+    if any(isinstance(part, type) and issubclass(part, torch.autograd.Function) for part in parts):
+        batch = torch.randn(110, 4, dtype=cases.F64).requires_grad_()      # roadmap and recallatk divide a large one
+        value = cases.fast(criterion, batch, torch.zeros(110, dtype=torch.int64))
         with pytest.raises(RuntimeError, match='no second derivatives: call backward without create_graph=True'):
             gradient, = torch.autograd.grad(value, batch, create_graph=True)
             torch.autograd.grad(gradient.square().sum(), batch)
         return
+    batch, labels = batch_of('three a class, unordered')
+    value = cases.fast(criterion, batch, labels)
     direction = torch.randn(batch.shape, dtype=cases.F64, generator=torch.Generator().manual_seed(0))
     gradient, = torch.autograd.grad(value, batch, create_graph=True)
     found = torch.zeros_like(batch)
