@@ -74,7 +74,8 @@ def report(arguments):
     opt = parser.parse_args(arguments)
     given = [f'--{name}' for name in ('metrics', 'select', 'select_by', 'per_metric', 'baseline', 'rows', 'compare',
                                       'figures', 'figure_metrics') if getattr(opt, name) != parser.get_default(name)]
-    for name, needed in (('figure_metrics', 'figures'), ('format', 'figures'), ('cache', 'project')):
+    for name, needed in (('figure_metrics', 'figures'), ('format', 'figures'), ('cache', 'project'),
+                         ('all_epochs', 'rows')):
         if getattr(opt, name) != parser.get_default(name) and not getattr(opt, needed):
             raise UserError(f'--{name} goes with --{needed}')
     if opt.published and given:

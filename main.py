@@ -61,7 +61,8 @@ def begin(opt, arguments):
     settings = configuration.recorded_settings(opt)          # before the parts are built, which add to opt
     built = parts.build(opt)
     settings |= {name: vars(opt)[name] for name in datasampler.BATCH}          # may have been chosen just now
-    print_notes(opt, built)
+    if opt.reproduce:
+        note_other_data(opt.reproduce, built.data.description)
     files = configuration.checksums_of_files(settings)
     if opt.resume:
         folder = Path(opt.resume)
@@ -74,16 +75,11 @@ def begin(opt, arguments):
     return built, checkpoint_in(folder, opt, settings, built)
 
 
-def print_notes(opt, built):
-    """Notes on data that differ from those of --reproduce, and on flags that train nothing or come too late."""
-    if opt.reproduce:
-        changed = run_folder.changed_data(run_folder.read(opt.reproduce), built.data.description)
-        if changed:
-            print(f'Note: the data have {changed} than {opt.reproduce}.')
-    if opt.n_epochs and not opt.lr and opt.fc_lr <= 0:
-        print('Note: --lr 0 trains no weight of the network', file=sys.stderr)
-    for sentence in effects.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
-        print(f'Note: {sentence}', file=sys.stderr)
+def note_other_data(folder, description):
+    """Prints how the data, described by datasets.select, differ from the data of the run in `folder`."""
+    changed = run_folder.changed_data(run_folder.read(folder), description)
+    if changed:
+        print(f'Note: the data have {changed} than {folder}.')
 
 
 def checkpoint_in(folder, opt, settings, built):
@@ -150,7 +146,7 @@ def train_epoch(opt, built, loader, epoch):
     built.call('start_epoch', epoch)
     trace = Trace(epoch, built.skipped_in_a_row)
     batches = loader.epoch(epoch)
-    bar = tqdm(loader.watched(batches, epoch), desc=f'epoch {epoch}', total=len(batches), leave=False, disable=None)
+    bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
         built.schedule.at(step)
         embeddings, scalars = built.step(images, labels, indices, step, epoch)
@@ -198,7 +194,7 @@ def finish_records(opt, embedded, split, records, state):
         print(f'  retrieved images: {panel}')
 
 
-def work(arguments):
+def carry_out(arguments):
     """Carries out a command line: a run, or the evaluation of a network that is trained already."""
     opt = configuration.parse(arguments)
     if opt.auto_resume and not opt.resume:
@@ -217,7 +213,7 @@ def main(arguments):
     """Returns the exit code: 0; 2 after a UserError; 1 for a failed run; 130 after Ctrl-C."""
     with errors.reported('main.py') as end, processes.together():
         sys.argv[1:] = run_folder.without_secrets(arguments, parameters.flags_with('secret'))    # for logging libraries
-        end.code = work(arguments) or 0
+        end.code = carry_out(arguments) or 0
     return end.code
 
 

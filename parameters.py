@@ -10,7 +10,6 @@ is used. Every part of the program gets the whole namespace.
 """
 import argparse
 import functools
-import operator
 
 import criteria
 import datasampler
@@ -38,7 +37,6 @@ from flags.command_line import (
     number,
     yaml_mapping,
 )
-from utilities import namespace
 from utilities.errors import UserError
 from utilities.machine import DEVICES
 
@@ -49,7 +47,6 @@ main.py --help all            every flag
 
 docs/run_folder.md says more."""
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
-NO_DECAY = [1000]                                                  # the default of --tau
 # Files with FLAGS, for which the public code of Roth et al. has files of the same name
 OF_THE_PUBLIC_CODE = {
     'criteria': 'angular arcface contrastive histogram lifted margin multisimilarity npair proxynca quadruplet snr '
@@ -88,28 +85,7 @@ def add_methods(add, switch, start, registry, shared=None):
         for flag in own:
             users.setdefault(flag, []).extend(names)
     for flag, values in flags.items():
-        add_method_flag(add, switch, flag, values, of=users[flag])
-
-
-def add_method_flag(add, switch, flag, values, **known):
-    """Adds a flag that a method's file declares; a note says what never happens in a run too short for it."""
-    for key, is_too_short in (('begins_after', operator.ge), ('begins_at', operator.gt)):
-        if key in values:
-            known['never'] = values[key], functools.partial(never_begins, flag, is_too_short)
-    command_line.add_declared(add, switch, flag, values, **known)
-
-
-def never_begins(flag, is_too_short, opt, n_steps):
-    """Whether a run has too few steps for a flag that counts steps; a flag that nothing reads has no effect."""
-    return namespace.is_read(opt, flag) and is_too_short(getattr(opt, flag), n_steps)
-
-
-def warms_up_to_the_end(opt, n_steps):
-    """Whether --lr_warmup takes all epochs or steps of a run."""
-    if not opt.lr_warmup:
-        return False
-    n = opt.n_epochs if opt.lr_warmup_unit == 'epochs' else n_steps
-    return opt.lr_warmup >= n
+        command_line.add_declared(add, switch, flag, values, of=users[flag])
 
 
 def run_parameters(parser):
@@ -332,26 +308,20 @@ def training_parameters(parser):
     add('--lr_floor', type=FRACTION, default=0.0,
         help='cosine and onecycle: fraction of the learning rates that the schedule approaches')
     add('--cosine_delay', type=COUNT, default=0,
-        never=('the learning rates never fall', lambda opt, n_steps: (
-            opt.scheduler == 'cosine' and opt.cosine_delay > 0 and opt.cosine_delay >= opt.n_epochs - 1)),
         help='cosine: number of first epochs at the full rates; the annealing begins after them and would take '
              '--n_epochs')
     add('--onecycle_peak', type=FRACTION, default=0.3,
         help='onecycle: fraction of all steps after which the learning rates are highest')
     add('--lr_warmup', type=COUNT, default=0,
-        never=('the learning rates are never those of the flags', warms_up_to_the_end),
         help='number of epochs or steps at the start in which all learning rates rise; 0 means no warm-up')
     add('--lr_warmup_unit', choices=['epochs', 'steps'], default='epochs', help='unit of --lr_warmup')
     add('--ema', type=FRACTION, metavar='DECAY',
         help='decay per step of an averaged network, evaluated and saved in addition; by default no average')
     add('--gamma', type=NOT_NEGATIVE, default=0.3,
         help='factor of the learning rates in the step schedule')
-    add('--tau', nargs='+', type=POSITIVE_INT, default=NO_DECAY, common=True,
-        never=('the learning rates are not multiplied by --gamma after all of these epochs',
-               lambda opt, n_steps: opt.scheduler == 'step' and opt.tau != NO_DECAY and max(opt.tau) >= opt.n_epochs),
+    add('--tau', nargs='+', type=POSITIVE_INT, default=[1000], common=True,
         help='epochs after which the step schedule multiplies the learning rates by --gamma')
     add('--warmup', type=COUNT, default=0,
-        never=('the backbone is never trained', lambda opt, n_steps: opt.warmup > 0 and opt.warmup >= opt.n_epochs),
         help='number of epochs at the start in which the backbone is not trained; 0 means none')
 
 
@@ -383,7 +353,7 @@ def loss_parameters(parser):
         help='weights of the losses in a sum of losses; by default 1 each')
     for wrapper in (*criteria.wrapping.AROUND_A_LOSS, *criteria.wrapping.AROUND_THE_SUM):
         for name, values in method_flags.declared(wrapper.file, '').items():
-            add_method_flag(add, switch, name, values)
+            command_line.add_declared(add, switch, name, values)
     add('--loss_pml_args', of=['pml'], nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1}'; one mapping per such loss, or for all")
     add('--loss_pml_lr', of=['pml'], type=REAL, default=-1.0,

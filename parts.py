@@ -15,12 +15,10 @@ import datasampler
 import datasets
 import evaluation
 import optimization
-import parameters
 import training_step
 from architectures import batch_norm, embedding_layer, weights
 from datasets import features
 from evaluation.embedding import evaluation_batches
-from flags import command_line
 from optimization import moving_average
 from records import backends, checkpoint
 from records.state import State, load_trained, reached, root
@@ -33,26 +31,12 @@ from utilities.randomness import preserved, seed_everything
 
 
 @dataclass
-class Checksum:
-    """The checksum of what a run reads from elsewhere. Checkpoints hold it, so that a resumed run refuses another."""
-    what: str
-    value: str
-
-    def state_dict(self):
-        return {'checksum': self.value}
-
-    def load_state_dict(self, state):
-        if state != self.state_dict():
-            raise ValueError(f'{self.what} is not the one that the run began with')
-
-
-@dataclass
 class Parts:
     """
     The parts of one run. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer, schedule
-    and step: None where nothing is trained. ema: None without --ema. teacher: None without --distill; teacher_checksum:
-    None if the teacher is the moving average. skipped_in_a_row: number of consecutive skipped steps at the end of the
-    last epoch. transform: of the training images. offered: {name of a call: the methods of the parts}.
+    and step: None where nothing is trained. ema: None without --ema. teacher: None without --distill; it is the moving
+    average, or the network of another run. skipped_in_a_row: number of consecutive skipped steps at the end of the last
+    epoch. transform: of the training images. offered: {name of a call: the methods of the parts}.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -64,7 +48,6 @@ class Parts:
     ema: moving_average.MovingAverage | None = None
     step: training_step.TrainingStep | None = None
     teacher: torch.nn.Module | None = None
-    teacher_checksum: Checksum | None = None
     skipped_in_a_row: int = 0
     transform: object = None
 
@@ -109,13 +92,13 @@ class Parts:
     def with_state(self):
         """{name: part} of the parts whose state dicts a checkpoint has under these names."""
         average = self.ema.average if self.ema else None
-        found = {'model': self.model, 'criterion': self.criterion, 'optimizer': self.optimizer, 'ema': average,
-                 'teacher_checksum': self.teacher_checksum} | self.further_optimizers()
+        found = {'model': self.model, 'criterion': self.criterion, 'optimizer': self.optimizer,
+                 'ema': average} | self.further_optimizers()
         return {name: part for name, part in found.items() if part is not None}
 
     def state(self, device):
-        """The State of all other attributes of the parts. A teacher with a checksum belongs to another run."""
-        fixed = [self.teacher] if self.teacher_checksum else []
+        """The State of all other attributes of the parts. A teacher is the moving average, or is not trained."""
+        fixed = [self.teacher] if self.teacher else []
         return State(self, [*self.with_state().values(), *fixed], device)
 
     def further_optimizers(self):
@@ -161,7 +144,7 @@ def build(opt):
     if takes_teacher and opt.distill == 'ema':
         parts.teacher = parts.ema.average
     elif takes_teacher:
-        parts.teacher, parts.teacher_checksum = load_teacher(opt, parts.model.input_size)
+        parts.teacher = load_teacher(opt, parts.model.input_size)
     parts.step = training_step.TrainingStep(opt, parts)
     return parts
 
@@ -226,25 +209,14 @@ def check(opt, data):
     if (needs == 'ranks' and level != 'parent' and opt.eval_reference == 'self'
             and not any(has_positives(images, level) for images in evaluated)):
         raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
-                        f'positive; {needed_for_retrieval(evaluated, level)}')
+                        'positive: retrieval needs classes of two images or more (at the level across, of two groups '
+                        'or more), and queries whose classes are in the gallery')
 
 
 def has_positives(images, level):
     """Whether any query of an ImageSet has a positive in its gallery; at the level across, one of another group."""
     groups = images.groups if level == 'across' else None
     return datasets.splits.lone_queries(images, groups) < images.n_queries
-
-
-def needed_for_retrieval(evaluated, level):
-    """What the evaluated splits lack if no image in them has a positive."""
-    for images in evaluated:
-        if images.is_query is not None and images.in_gallery is None and level != 'across':
-            query, gallery = (images.class_names[images.labels[chosen].min()] for chosen in images.roles)
-            return (f'no class of the query images, such as {query}, is in the gallery, with classes such as '
-                    f'{gallery}; their labels must agree')
-    if level == 'across':
-        return 'retrieval across groups needs classes with images of two groups or more'
-    return 'retrieval needs classes of two images or more'
 
 
 def check_pairs(opt, criterion):
@@ -321,10 +293,8 @@ def build_network(opt, backbone):
 def start_from(opt, model):
     """
     Loads the network of --start_from, a run folder or checkpoint, backbone and embedding layer, or a file of another
-    program with all its weights. Raises UserError if it cannot be read or has other weights; prints in which flags of
-    the network it differs.
+    program with all its weights. Raises UserError if it cannot be read or has other weights.
     """
-    flag = f'--start_from {opt.start_from}'
     try:
         states = checkpoint.load(checkpoint.find(opt.start_from))
     except checkpoint.OtherFile:
@@ -332,33 +302,25 @@ def start_from(opt, model):
         return
     except UserError as error:
         raise UserError(f'--start_from: {error}') from None
-    before = states['settings']
-    compared = parameters.flags_of_group('network') - {'start_from', 'weights', 'not_pretrained', 'embed_init',
-                                                       'embed_lda_shrinkage', 'freeze'}
-    own = vars(opt)
-    different = [f'--{name} {command_line.text_of(before[name])} (here {command_line.text_of(own[name])})'
-                 for name in sorted(compared & before.keys()) if before[name] is not None
-                 and before[name] != command_line.as_list(own[name])]
-    there = f'; it has {", ".join(different)}' if different else ''
     try:
         load_trained('model', model, states)
     except (RuntimeError, ValueError, KeyError) as error:
-        reason = there or f' ({" ".join(str(error).split())[:200]})'
-        raise UserError(f'{flag}: its weights do not fit the network of this run{reason}') from None
-    print(f'started from {checkpoint.find(opt.start_from)}, epoch {states["epoch"]}{there}')
+        reason = str(error).splitlines()[-1].strip()[:200]            # the first line only names the class
+        raise UserError(f'--start_from {opt.start_from}: its weights do not fit the network of this run '
+                        f'({reason})') from None
+    print(f'started from {checkpoint.find(opt.start_from)}, epoch {states["epoch"]}')
 
 
 def load_teacher(opt, size):
     """
-    The network of --distill, which is not trained, and its Checksum. Raises UserError if it cannot be read, or if it
-    takes images of another size than `size`.
+    The network of --distill, which is not trained. Raises UserError if it cannot be read, or if it takes images of
+    another size than `size`.
     """
     try:
         own = configuration.parse(['--evaluate', opt.distill])
         states = checkpoint.load(checkpoint.find(opt.distill))
     except UserError as error:
         raise UserError(f'--distill: {error}') from None
-    require_possible(own, f'--distill {opt.distill}', states)
     own.device = opt.device
     with torch.random.fork_rng(devices=[]):                       # weights are random before they are loaded
         network = build_network(own, build_backbone(own))
@@ -368,8 +330,7 @@ def load_teacher(opt, size):
                         f'and this run\'s network images of {written(size)}; give this run --input_size '
                         f'{" ".join(map(str, dict.fromkeys(sides(network.input_size))))}')
     print(f'teacher: {own.arch} of {checkpoint.find(opt.distill)}, epoch {states["epoch"]}')
-    checksum = Checksum(f'the network of {opt.distill}', checkpoint.checksum(states['model']))
-    return network.requires_grad_(False), checksum
+    return network.requires_grad_(False)
 
 
 def has_checkpoint(opt):
@@ -383,14 +344,14 @@ def keep_features(opt, parts):
     that computes the features is trained (has_fixed_features, asked in every epoch). This concerns the evaluated images
     and, if they are not augmented, the training images. Prints which images are replaced.
 
-    Training images are not replaced if the criterion takes images or feature maps, if the teacher is the network of
-    another run, or if the features of an image depend on the rest of its batch.
+    Training images are not replaced if the criterion takes images or feature maps, if there is a teacher, or if the
+    features of an image depend on the rest of its batch.
     """
     of_evaluated = keep_evaluated_features(opt, parts)
     train = parts.data.train
     train.features = parts.data.evaluation['train'].features
     takes_images = {'feature_maps', 'images'} & criteria.inputs(parts.criterion)
-    of_training = (train.features is not None and not parts.teacher_checksum and not takes_images
+    of_training = (train.features is not None and parts.teacher is None and not takes_images
                    and not datasets.transforms.is_random(opt) and keep_training_features(opt, parts))
     kept = ['evaluated'] * of_evaluated + ['training'] * of_training
     if kept:
@@ -449,7 +410,6 @@ def keep(opt, model, images, split, batches, embedding, compared):
 def restore(opt, source):
     """The Parts of an evaluation, with the weights of the run folder or checkpoint `source`."""
     states = checkpoint.load(checkpoint.find(source))
-    require_possible(opt, source, states)
     parts = prepare(opt)
     load_weights(opt, source, states, parts.model)
     parts.criterion = ranking_criterion(opt, source, states)
@@ -480,22 +440,10 @@ def ranking_criterion(opt, source, states):
 def restore_network(opt, source):
     """The trained network of `source` as restore() gives it, without its data; sets opt.device and opt.input_size."""
     states = checkpoint.load(checkpoint.find(source))
-    require_possible(opt, source, states)
     opt.device = device.select(opt)
     model = build_network(opt, build_backbone(opt))
     load_weights(opt, source, states, model)
     return model
-
-
-def require_possible(opt, source, states):
-    """Raises UserError for layers wider than the weights of a checkpoint can be, before memory is taken for them."""
-    widest = sum(max(part.shape, default=0) for part in states['model'].values())
-    widths = {'embed_dim': opt.embed_dim, 'embed_layers': sum(opt.embed_layers), 'lora_rank': opt.lora_rank}
-    for name, width in widths.items():
-        if width > widest:
-            given = command_line.text_of(getattr(opt, name))
-            raise UserError(f'{source}: its weights do not fit the flags (--{name} {given}, but they have {widest:,} '
-                            'rows or columns altogether)')
 
 
 def load_weights(opt, source, states, model):
@@ -523,10 +471,7 @@ def summary(opt, folder, built, first):
 def describe_split(name, part):
     """The size of a split in words. part: its entry in the description of the data."""
     text = f'{name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes'
-    n = part['n_lone_queries']
-    if n == 1:
-        text += ' (1 query has no image of its class in the gallery and is left out of the retrieval metrics)'
-    elif n:
-        text += (f' ({n:,} queries have no image of their class in the gallery and are left out of the retrieval '
-                 'metrics)')
+    if part['n_lone_queries']:
+        text += (' (without an image of their class in the gallery, and left out of the retrieval metrics: '
+                 f'{part["n_lone_queries"]:,})')
     return text

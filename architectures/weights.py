@@ -1,7 +1,6 @@
 """Pretrained weights, from a file or downloaded by their library. Files are loaded safely: they cannot run code."""
 import re
 import sys
-import zipfile
 from collections import Counter, OrderedDict
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from flags.command_line import shortened
 from records import public_code
 from utilities import processes
 from utilities.errors import UserError
-from utilities.files import OTHER_OBJECTS, describe_kind, require_uncompressed
+from utilities.files import OTHER_OBJECTS, describe_kind
 
 USUAL_PLACES = ('model.state_dict', 'model', 'state_dict', '')        # places of weights in a file; the first counts
 WRAPPERS = ('module', '_orig_mod')            # parts of names that DataParallel and torch.compile add
@@ -175,9 +174,6 @@ def read_file(path, flag):
         if Path(path).suffix == '.safetensors':
             from safetensors.torch import load_file
             return load_file(path)
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                require_uncompressed(path, archive)
         return public_code.unpickled(path)
     except UserError as error:
         raise UserError(f'{flag} {error}') from None

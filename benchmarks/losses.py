@@ -173,11 +173,11 @@ CASES = {
 }
 
 
-def random_batch(n_samples, n_images, dim, seed=0):
+def random_batch(n_samples, n_images, dim):
     """
     Embeddings [B, D] of norm 1 that require a gradient, and labels [B]. Classes overlap, so that miners find tuples.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     labels = torch.arange(n_samples // n_images).repeat_interleave(n_images)
     centres = torch.randn(n_samples // n_images, dim, generator=generator)
     batch = centres[labels] + 2 * torch.randn(n_samples, dim, generator=generator)

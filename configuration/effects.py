@@ -1,4 +1,4 @@
-"""Notes on given flags without effect in a run: nothing reads them, or the run is too short for them."""
+"""Notes on given flags without effect in a run: nothing reads them."""
 import sys
 
 import parameters
@@ -17,8 +17,6 @@ def name_unread(opt, trained, evaluated):
     """
     found = unread(opt, trained, evaluated)
     namespace.note(opt, *found)
-    if evaluated and (trained or not opt.n_epochs):
-        namespace.stop_noting()
     if found and processes.is_main():
         named = ', '.join(f'--{name} {text_of(value)}' for name, value in found.items())
         print(f'Note: without effect in this run: {named}', file=sys.stderr)
@@ -41,14 +39,3 @@ def unread(opt, trained, evaluated):
     values = vars(opt)
     return {name: values[name] for name in opt.given
             if name in flags and not namespace.is_read(opt, name) and values[name] != defaults[name]}
-
-
-def unreachable_schedules(opt, n_steps):
-    """
-    Sentences on warm-ups, delays and decays that a training run is too short for. opt: after the parts of the run were
-    built. n_steps: of the whole run.
-    """
-    if not opt.n_epochs:
-        return []
-    return [f'--n_epochs {opt.n_epochs} is too short for --{name} {text_of(getattr(opt, name))}: {what}'
-            for name, (what, is_too_short) in parameters.flags_with('never').items() if is_too_short(opt, n_steps)]

@@ -8,7 +8,6 @@ FLAGS = {
                  'help': 'number of embeddings in the cross-batch memory bank; 0 means no memory bank'},
     'xbm_weight': {'argument': 'weight', 'at_least': 0},
     'xbm_start': {'default': 1000, 'at_least': 0,
-                  'begins_after': 'the memory bank is never used',
                   'help': 'number of batches before the memory bank is used'},
 }
 

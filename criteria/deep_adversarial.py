@@ -23,8 +23,7 @@ FLAGS = {
     'daml_layers': {'argument': 'widths', 'at_least': 1, 'nargs': '*'},
     'daml_lr': {'default': -1.0,
                 'help': '--daml: learning rate of the generator; a negative value means --lr'},
-    'daml_delay': {'argument': 'delay', 'at_least': 0,
-                   'begins_after': 'synthetic negatives never train the network'},
+    'daml_delay': {'argument': 'delay', 'at_least': 0},
 }
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 FLAGS = {
-    'distill': {'default': None, 'metavar': 'RUN_FOLDER|ema',
+    'distill': {'default': None, 'metavar': 'RUN_FOLDER|ema', 'file': True,
                 'help': 'teacher: a run folder, a checkpoint, or ema, the moving average of the weights; by default '
                         'none'},
     'distill_w': {'argument': 'weight', 'at_least': 0},

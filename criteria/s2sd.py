@@ -29,7 +29,6 @@ FLAGS = {
     'feat_distill': {'default': False, 'help': 'distil from the features too, in addition to the larger embeddings'},
     'feat_w': {'default': 50.0, 'at_least': 0, 'help': 'weight of the distillation from the features'},
     'feat_distill_delay': {'default': 1000, 'at_least': 0,
-                           'begins_after': 'the features are never distilled',
                            'help': 'number of batches before the distillation from the features begins'},
 }
 

@@ -3,7 +3,6 @@ from pathlib import Path
 
 from datasets.base import class_folders, find
 from datasets.download import fetch
-from utilities.errors import UserError
 
 ARCHIVE = 'https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz'
 MD5 = '97eceeb196236b17998738112f37df78'
@@ -14,28 +13,10 @@ WHERE = '''cub200/                       or CUB_200_2011/, also one folder deepe
     images/
         001.Black_footed_Albatross/*.jpg
         ...
-    images.txt                the list of the images, where it is there; the other lists are not needed
 From https://www.vision.caltech.edu/datasets/cub_200_2011/; --download downloads it.'''
 
 
 def load(opt):
     if opt.download:
         fetch(ARCHIVE, MD5, Path(opt.source_path) / 'cub200')
-    folder = find(opt, 'cub200', LAYOUTS, WHERE)
-    table = class_folders(folder)
-    if not opt.skip_bad_images:
-        require_complete(folder, table.paths)
-    return table
-
-
-def require_complete(folder, paths):
-    """Raises UserError if images.txt, beside the folder of the images, lists images that are not there."""
-    file = folder.with_name('images.txt')
-    if not file.is_file():
-        return
-    listed = [line.split()[-1] for line in file.read_text(errors='replace').splitlines() if line.strip()]
-    present = {path.relative_to(folder).as_posix() for path in paths}
-    missing = [name for name in listed if name not in present]
-    if missing:
-        raise UserError(f'cub200: {len(missing):,} of the {len(listed):,} images that {file} lists are missing, the '
-                        f'first: {folder / missing[0]}; unpack CUB_200_2011.tgz again')
+    return class_folders(find(opt, 'cub200', LAYOUTS, WHERE))

@@ -2,7 +2,6 @@
 import itertools
 import pickle
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -92,8 +91,6 @@ class TrainingLoader:
     views has a seed for its augmentation, made of --seed, the epoch and the position in the epoch, so that the views of
     an image differ, and an image that is sampled twice is augmented differently. Where several processes share a batch,
     the first samples it, and each loads its part.
-
-    n_epochs: number of epochs begun in this process.
     """
 
     def __init__(self, opt, dataset, sampler):
@@ -102,7 +99,6 @@ class TrainingLoader:
         self.sampler = sampler
         self.whole = []                                      # the epoch's batches
         self.batches = []                                    # the parts of them that this process loads
-        self.n_epochs = 0
         self.loader = None
         self.of_workers = None                               # the data set that the workers have, pickled
 
@@ -112,7 +108,6 @@ class TrainingLoader:
         each batch. Where several processes share a batch, the images are this process's part only, or the batch's first
         image if the part is empty. If the data set has features, they replace the images.
         """
-        self.n_epochs += 1
         self.begin_loading()
         sampled = processes.run_on_rank_zero(self.sampled, epoch)
         self.whole = [[*map(tuple, batch)] for batch in sampled]             # other processes than 0 get lists of two
@@ -141,19 +136,6 @@ class TrainingLoader:
                 self.dataset, batch_sampler=self.batches, num_workers=n_workers, persistent_workers=n_workers > 0,
                 pin_memory=is_gpu(self.opt.device), generator=torch.Generator())
             self.of_workers = now
-
-    def watched(self, batches, epoch):
-        """Yields the batches of an epoch. Prints a note if a long first one spent a fifth of it waiting."""
-        began = before = time.perf_counter()
-        waited = 0
-        for batch in batches:
-            waited += time.perf_counter() - before
-            yield batch
-            before = time.perf_counter()
-        share = waited / (before - began + 1e-9)
-        if self.n_epochs == 1 and before - began >= 5 and share > .2 and processes.is_main():
-            print(f'Note: {share:.0%} of the training time of epoch {epoch} was spent waiting for images. What may '
-                  'help: more --kernels, small copies of the images (docs/data.md).', file=sys.stderr)
 
     def sampled(self, epoch):
         """The epoch's batches, lists of (index, seed); the views of an image follow each other."""

@@ -31,7 +31,6 @@ class Facts:
 
     resume:    whether --resume may change it, a property of its group: 'never', 'merge' (only with
                --merge_argparse_when_resuming) or 'free'; None where it is no property of a run.
-    never:     (what never happens in a run that is too short for the flag, (opt, n_steps) -> whether it is too short).
     of:        the methods (losses, miners, samplers) that use it.
     common:    most runs set it.
     embedding: the embedding of an image depends on it, beside the weights; an index and an exported network record it.
@@ -43,7 +42,6 @@ class Facts:
     """
 
     resume: str | None = None
-    never: tuple | None = None
     of: list | None = None
     common: bool = False
     embedding: bool = False

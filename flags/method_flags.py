@@ -14,7 +14,6 @@ above, at_least, at_most: the range of a number, or of each number of a list
 choices:           a list, or {choice: its meaning}
 type:              int or float, as text, where the default is None
 nargs, metavar:    as in argparse; a list takes one or more values by default
-begins_after, begins_at: for a number of steps: what never happens in a run of at most, or of fewer than, so many
 obsolete, common, file: as in Facts (flags/help_texts.py)
 
 `USES` lists flags of other files that a file reads, too.

@@ -99,10 +99,9 @@ def exit_code(run):
     return int(last[0].split()[-1]) if last and last[0].startswith(EXIT) else None
 
 
-def last_lines(run, n=5):
-    """The last n lines that the run printed, indented."""
-    printed = [line for line in lines_of_log(run) if line.strip() and EXIT not in line]
-    return '\n'.join(f'    {line}' for line in printed[-n:])
+def last_lines(run):
+    """The last five lines that the run printed, indented."""
+    return '\n'.join(f'    {line}' for line in printed_lines(run)[-5:])
 
 
 def reason(run):
@@ -110,7 +109,7 @@ def reason(run):
     Why the last process of the run failed, from its log: the error sentence of main.py, or the last line of the
     traceback, or else the last line.
     """
-    printed = [line for line in lines_of_log(run) if line.strip() and EXIT not in line]
+    printed = printed_lines(run)
     started = max((number for number, line in enumerate(printed) if STARTED.match(line)), default=-1)
     printed = printed[started + 1:] or ['it printed nothing']
     for pattern in (SENTENCE, ERROR):
@@ -118,6 +117,10 @@ def reason(run):
         if found:
             return found[-1]
     return printed[-1].strip()
+
+
+def printed_lines(run):
+    return [line for line in lines_of_log(run) if line.strip() and EXIT not in line]
 
 
 def lines_of_log(run):

@@ -33,11 +33,9 @@ SHELL = re.compile(r'[;&|<>()$`\\]|[=:]~|^~(?!/|$)')                # text that 
 FILES = re.compile(r'[*?[]|\{.*(,|\.\.).*\}')                     # text that a shell replaces by words
 
 
-def commands(file, environment=None):
+def commands(file):
     """
     The arguments of main.py in each run of a script: a list of lists of strings.
-
-    environment: {variable: value} for a script that is executed, in addition to this process's environment.
 
     A file whose first line begins with #! and whose second line is MARKER is executed by bash with --list, and prints
     its commands. No other file is executed: its lines are commands `python main.py ...`, assignments NAME=VALUE,
@@ -46,8 +44,9 @@ def commands(file, environment=None):
     UserError for any other line, and for what a shell would replace by the names of files or by several words.
     """
     text = read(file)
-    if is_executable(text):
-        text = listed_by(file, environment or {})
+    first, _, rest = text.partition('\n')
+    if first.startswith('#!') and rest.partition('\n')[0].rstrip() == MARKER:
+        text = listed_by(file)
     found = []
     assigned = {}
     for number, words in lines_of_words(text):
@@ -66,18 +65,12 @@ def read(file):
         raise UserError(f'{file}: not a script of runs ({getattr(error, "strerror", None) or error})') from None
 
 
-def is_executable(text):
-    first, second = [*text.splitlines()[:2], '', ''][:2]
-    return first.startswith('#!') and second.rstrip() == MARKER
-
-
-def listed_by(file, environment):
+def listed_by(file):
     """The output of the script when it is executed with --list. Raises KeyboardInterrupt where a stop was requested."""
     command = ['bash', str(file), '--list']
-    settings = ''.join(f'{name}={shlex.quote(value)} ' for name, value in environment.items())
-    print(f'Executing {settings}{shlex.join(command)}', file=sys.stderr, flush=True)
-    with subprocess.Popen(command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True) as listing:
+    print(f'Executing {shlex.join(command)}', file=sys.stderr, flush=True)
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as listing:
         try:
             while listing.returncode is None:
                 stopping.check()

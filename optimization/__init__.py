@@ -84,7 +84,7 @@ def arguments_of_flags(opt, flag):
 
 
 def check_arguments(opt):
-    """Raises UserError for optimizer arguments that have flags of their own, or with which torch cannot take a step."""
+    """Raises UserError for optimizer arguments that have flags of their own, or that torch does not take."""
     for flag in ('optim', 'embed_optim', 'loss_optim'):
         name = getattr(opt, flag)
         given = getattr(opt, f'{flag}_args')
@@ -99,10 +99,8 @@ def check_arguments(opt):
         if given[0].keys() & with_flags:
             raise UserError(f'--{flag}_args {given[0]}: --lr, --decay, --momentum and --adam_eps give the learning '
                             'rate, weight decay, momentum and eps')
-        parameter = torch.nn.Parameter(torch.zeros(2, 2))
-        parameter.grad = torch.zeros(2, 2)
         try:
-            OPTIMIZERS[name]([parameter], **by_flags | given[0]).step()
+            OPTIMIZERS[name]([torch.zeros(2, 2)], **by_flags | given[0])
         except Exception as error:                                        # torch raises anything
             raise UserError(f'--{flag}_args {given[0]}: {" ".join(str(error).split())[:200]}; the arguments are those '
                             f'of torch.optim.{OPTIMIZERS[name].__name__}') from None

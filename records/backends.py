@@ -6,13 +6,11 @@ failure in their libraries never ends the run: it is printed as a note, and --re
 """
 import contextlib
 import importlib.util
-import json
 import os
 import threading
 import time
 import urllib.error
 import urllib.request
-import zipfile
 
 import numpy as np
 from PIL import Image
@@ -128,12 +126,6 @@ class Wandb:
                   f'{folder / "wandb"}/offline-run-*')
             self.last = wandb_files.last_epoch(folder)
             self.run = wandb.init(**arguments, mode='offline', settings=quiet)
-        different = [name for name, value in settings.items() if self.run.config.get(name, value) != value]
-        if different:
-            at_wandb, here = (', '.join(f'--{name} {values[name]}' for name in different)
-                              for values in (self.run.config, settings))
-            print(f'Note: W&B records {at_wandb}, but the run trains with {here}: the command of a sweep needs '
-                  '${args}, by which it passes its values on.')
 
     def log(self, epoch, scalars, arrays):
         import wandb
@@ -200,8 +192,7 @@ def as_table(rows):
 class Comet:
     """
     A Comet experiment of --project, the same after --resume. Without COMET_API_KEY it is logged to <run folder>/comet/
-    for `comet upload`. Comet writes these files at the end of the process; epochs that a killed process did not write
-    are logged again after --resume.
+    for `comet upload`; Comet writes these files at the end of the process.
     """
 
     def __init__(self, opt, folder, settings, start):
@@ -211,10 +202,7 @@ class Comet:
         off = ('auto_metric_logging', 'auto_param_logging', 'auto_output_logging', 'log_code', 'log_git_metadata',
                'log_env_details')
         self.last = start - 1
-        if not online:
-            self.last = max(map(read_last_epoch, folder.glob('comet/*/*.zip')), default=-1)
-        # equal seeds of `random` give archives equal names
-        archives = folder / 'comet' / f'from_epoch_{self.last + 1}'
+        archives = folder / 'comet' / f'from_epoch_{start}'   # equal seeds of `random` give archives equal names
         archives.mkdir(parents=True, exist_ok=True)
         self.experiment = comet_ml.start(
             project_name=opt.project, online=online, mode='get_or_create', experiment_key=config['run_id'] * 4,
@@ -239,11 +227,3 @@ class Comet:
 
     def close(self, failed):
         self.experiment.end()
-
-
-def read_last_epoch(archive):
-    """The last epoch in a .zip of Comet's offline mode."""
-    with zipfile.ZipFile(archive) as opened:
-        messages = [json.loads(line) for line in opened.read('messages.json').splitlines()]
-    return max((message['payload']['metric']['epoch'] for message in messages if message['type'] == 'metric_msg'
-                and message['payload']['metric']['metricName'] == 'epoch'), default=-1)

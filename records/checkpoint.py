@@ -3,7 +3,6 @@ import copy
 import hashlib
 import itertools
 import math
-import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -14,7 +13,7 @@ from records import columns, public_code, published, run_folder, state
 from records.run_folder import LAST
 from utilities import processes
 from utilities.errors import RunFailed, UserError
-from utilities.files import atomic, describe_kind, require_uncompressed
+from utilities.files import atomic, describe_kind
 
 
 class OtherFile(UserError):
@@ -223,27 +222,13 @@ def load(path):
             raise OtherFile(f'{path}: not a checkpoint of this program but {describe_kind(path, error)}') from None
     if not isinstance(states, dict) or not {'settings', 'epoch', 'model'} <= states.keys():
         raise OtherFile(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
-    require_own_folder(path, states)
     return states
-
-
-def require_own_folder(path, states):
-    """Raises UserError where the config.yaml beside a checkpoint belongs to another run."""
-    file = Path(path).with_name('config.yaml')
-    if states.get('run_id') and file.is_file():
-        found = re.search(r'^run_id: (.+)$', file.read_text(encoding='utf-8', errors='replace'), re.MULTILINE)
-        if found and found[1].strip('\'"') != states['run_id']:
-            settings = states['settings']
-            raise UserError(f'{path}: it is of another run ({settings.get("group")}, seed {settings.get("seed")}, id '
-                            f'{states["run_id"]}) than {file} (id {found[1]}); copy the files of one run again, or '
-                            'move the checkpoint to another folder')
 
 
 def require_whole(path):
     """Raises UserError where the CRC-32 checksums in a file of torch.save do not fit its content."""
     try:
         with zipfile.ZipFile(path) as archive:
-            require_uncompressed(path, archive)
             damaged = archive.testzip()
     except OSError as error:
         raise UserError(f'{path}: {error.strerror or error}') from None

@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 LIBRARIES = {'torch', 'numpy', 'builtins', *sys.stdlib_module_names}
-PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
+PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device])
 CONTAINERS = {kind.__name__: kind for kind in (collections.OrderedDict, collections.Counter, collections.defaultdict,
                                                dict, list, tuple, set, frozenset, collections.deque)}
 BY_STATE_DICT = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
@@ -64,6 +64,11 @@ def container_kind(value):
     if type(value) in CONTAINERS.values():
         return type(value).__name__
     return next((name for name, kind in CONTAINERS.items() if isinstance(value, kind)), None)
+
+
+def is_plain(values):
+    """Whether all values are PLAIN: a quick answer, also for thousands of numbers."""
+    return PLAIN.issuperset(map(type, values))
 
 
 def items(container):
@@ -130,7 +135,7 @@ class Writer:
         """[encoded content], with a deque's maximal length after it."""
         if isinstance(container, dict):
             return [[[self.encode(key), self.encode(value)] for key, value in container.items()]]
-        found = [self.encode(value) for value in container]
+        found = [*container] if is_plain(container) else [self.encode(value) for value in container]
         if isinstance(container, set | frozenset):
             found.sort(key=repr)
         return [found, getattr(container, 'maxlen', None)]
@@ -219,11 +224,18 @@ def set_state(generator, state):
 
 
 def parts(encoded):
-    """Yields an encoded value and, depth first, all its parts: tuples and lists before their elements."""
+    """
+    Yields an encoded value and, depth first, its parts: tuples and lists before their elements. A list of PLAIN values
+    is one part.
+    """
     yield encoded
-    if type(encoded) in (tuple, list):
+    if is_nested(encoded):
         for part in encoded:
             yield from parts(part)
+
+
+def is_nested(encoded):
+    return type(encoded) in (tuple, list) and not is_plain(encoded)
 
 
 def digest(encoded):
@@ -234,7 +246,7 @@ def digest(encoded):
             found.update(f'{part.dtype} {[*part.shape]}'.encode())
             found.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         else:
-            text = f'{type(part).__name__} {len(part)}' if type(part) in (tuple, list) else repr(part)
+            text = f'{type(part).__name__} {len(part)}' if is_nested(part) else repr(part)
             found.update(text.encode())
     return found.hexdigest()
 

@@ -58,8 +58,8 @@ class State:
         # the parts of a trained network are encoded first, so that they contain no references to other parts
         self.objects = dict(sorted(self.objects.items(), key=lambda item: root(item[0]) not in TRAINED))
         self.as_built = {}
-        known = self.known()
-        self.as_built = {place: {name: self.told(thing, name, value, known)
+        by_memory = self.by_memory()
+        self.as_built = {place: {name: self.told(thing, name, value, by_memory)
                                  for name, value in attributes(thing, place).items()}
                          for place, thing in self.objects.items()}
         self.required_grad = {place: leaf.requires_grad for place, leaf in self.leaves().items()}
@@ -97,7 +97,7 @@ class State:
         return id(thing) not in self.stored and is_module(thing) and (
             name in thing._parameters or name in thing._buffers)
 
-    def known(self):
+    def by_memory(self):
         """
         The argument `stored` of a Writer: {memory of a tensor: (its place, the tensor)} of the tensors in state dicts.
         Tensors that were registered or changed in shape during training are left out, since they are saved as
@@ -111,7 +111,7 @@ class State:
                 found.setdefault(memory(tensor), (('at', place), tensor))
         return found
 
-    def told(self, thing, name, value, known):
+    def told(self, thing, name, value, by_memory):
         """
         A text that identifies the value of an attribute: for a tensor its type and shape and, unless it is
         saved in any case (is_stored, is_whole), a hash.
@@ -120,7 +120,7 @@ class State:
             return form_of(value)
         if type(value) in PLAIN:                              # most of them, by far
             return digest(value)
-        return form_of(value) + digest(Writer(self.place_of, known, compares=True).encode(value))
+        return form_of(value) + digest(Writer(self.place_of, by_memory, compares=True).encode(value))
 
     # Saving
 
@@ -144,12 +144,12 @@ class State:
 
     def changed_attributes(self):
         """The entry `attributes` of save(). Prints a note on attributes that cannot be saved."""
-        known = self.known()
-        writer = Writer(self.place_of, known)
+        by_memory = self.by_memory()
+        writer = Writer(self.place_of, by_memory)
         saved = {}
         for place, thing in self.objects.items():
             for name, value in attributes(thing, place).items():
-                if not self.has_changed(place, thing, name, value, known):
+                if not self.has_changed(place, thing, name, value, by_memory):
                     continue
                 try:
                     encoded = writer.encode(value, is_own=self.is_stored(thing, name) or self.is_whole(thing, name))
@@ -167,12 +167,12 @@ class State:
                 entry[1][name] = [encoded, self.as_built[place].get(name), persistent]
         return saved
 
-    def has_changed(self, place, thing, name, value, known):
+    def has_changed(self, place, thing, name, value, by_memory):
         if self.place_of(value) is None and is_left_out(value):
             return False                                      # such as a function, which the resumed run has, too
         if (place, name) in self.changed and type(value) not in PLAIN or self.is_whole(thing, name):
             return True
-        return self.told(thing, name, value, known) != self.as_built[place].get(name)
+        return self.told(thing, name, value, by_memory) != self.as_built[place].get(name)
 
     def note(self, where, what):
         if where not in self.noted:
@@ -333,8 +333,7 @@ def attributes(thing, place=''):
     if isinstance(thing, BY_STATE_DICT):
         return thing.state_dict()
     left_out = LEFT_OUT.union(getattr(type(thing), 'LEFT_OUT', ()))
-    names = {name for kind in type(thing).__mro__ for name in getattr(kind, '__slots__', ()) if name[:2] != '__'}
-    found = {name: getattr(thing, name) for name in names if hasattr(thing, name)} | getattr(thing, '__dict__', {})
+    found = getattr(thing, '__dict__', {})
     if is_module(thing):
         left_out |= OF_MODULES
         if root(place) in NETWORKS:

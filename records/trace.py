@@ -82,16 +82,11 @@ class Trace:
 
 
 def scalar(name, value):
-    """A value of the log as a 0-d tensor without graph. Raises UserError if it is something else."""
-    try:
-        found = torch.as_tensor(value).detach()
-        what = f'a value of the shape {list(found.shape)}'
-    except (TypeError, ValueError, RuntimeError):
-        found = None
-        what = type(value).__name__
-    if found is None or found.dim():
-        raise UserError(f'self.log of a loss or miner: {name} is {what}; expected a number or a tensor without '
-                        'dimensions, such as a mean')
+    """A value of the log as a 0-d tensor without graph. Raises UserError for one of another shape."""
+    found = torch.as_tensor(value).detach()
+    if found.dim():
+        raise UserError(f'self.log of a loss or miner: {name} is a value of the shape {[*found.shape]}; expected a '
+                        'number or a tensor without dimensions, such as a mean')
     return found
 
 

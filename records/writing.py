@@ -134,7 +134,7 @@ class Records:
         summary = {'finished': finished, 'n_epochs': self.opt.n_epochs, 'selected_by': metric, 'last_epoch': state.row,
                    'best_by_validation': state.best.get(Column('val', metric).name),
                    'best_on_test': state.best.get(Column('test', metric).name)}
-        write_text(self.folder / 'summary.json', json.dumps(plain(summary), indent=2) + '\n')
+        write_text(self.folder / 'summary.json', json.dumps(with_nulls(summary), indent=2) + '\n')
 
     def __enter__(self):
         return self
@@ -178,8 +178,8 @@ def as_text(value):
     return '' if value is None else repr(value)
 
 
-def plain(value):
+def with_nulls(value):
     """The value; numbers that are not finite become None, which JSON writes as null."""
     if isinstance(value, dict):
-        return {name: plain(part) for name, part in value.items()}
+        return {name: with_nulls(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

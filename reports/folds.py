@@ -107,10 +107,6 @@ def gather(folders):
         if first.members[0].test != ensemble.members[0].test:
             raise UserError(f'{first} and {ensemble}: they have other test classes and cannot be compared '
                             f'({first.members[0].run.where}, {ensemble.members[0].run.where}); evaluate them apart')
-        other = firsts.setdefault((ensemble.name, ensemble.seed), ensemble)
-        if not {member.fold for member in other.members} & {member.fold for member in ensemble.members}:
-            raise UserError(f'{ensemble.name}, seed {ensemble.seed}: its folds are of different data sets, '
-                            f'{other.members[0].run.where} and {ensemble.members[0].run.where}')
     methods = naming.methods((ensemble.dataset, ensemble.name) for ensemble in ensembles)
     for ensemble in ensembles:
         ensemble.method = methods[ensemble.dataset, ensemble.name]

@@ -21,8 +21,6 @@ def report(opt, planned=()):
     tables.check_files(opt)
     if opt.rows:
         require_writable(opt.rows, '--rows')
-    elif opt.all_epochs:
-        raise UserError('--all_epochs goes with --rows')
     for flag, folder in (('--figures', opt.figures), ('--cache', opt.project and opt.cache)):
         if folder:
             require_writable_folder(folder, flag)

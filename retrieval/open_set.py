@@ -16,7 +16,7 @@ from evaluation.protocol import embed_splits, note_collapse
 from flags.command_line import FRACTION, number
 from records import columns, run_folder
 from records.columns import Column
-from records.writing import plain
+from records.writing import with_nulls
 from retrieval.identification import (
     AT_THRESHOLD,
     METRICS,
@@ -135,7 +135,7 @@ def save(opt, model, data, embedded, place):
     file = thresholds_file(place)
     stays = reason is not None and file.exists()            # thresholds that were calibrated before
     if not stays:
-        write_text(file, json.dumps(plain(content), indent=1) + '\n')
+        write_text(file, json.dumps(with_nulls(content), indent=1) + '\n')
     print(titles.table({Column('test', name).name: value for name, value in found.items()}))
     print(f'{table(rows, n_images, found)}\n  thresholds:       {file}' if rows else f'No threshold: {reason}')
     if stays:

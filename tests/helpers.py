@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 from unittest import mock
 
@@ -82,14 +81,6 @@ assert main.__file__.startswith(copy)
 from tests.blank import plots
 plots.install()
 """
-
-
-def compress(stored, file):
-    """Writes the members of the zip archive `stored`, and many zeros in a further one, into a compressed archive."""
-    with zipfile.ZipFile(stored) as archive, zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED) as compressed:
-        for name in archive.namelist():
-            compressed.writestr(name, archive.read(name))
-        compressed.writestr(f'{name.split("/")[0]}/data/zeros', bytes(10 ** 7))
 
 
 def after_training(*arguments):
@@ -168,7 +159,7 @@ def state_of(*stored, **parts):
 def hand_over(state, other, folder):
     """Saves a State into a file as a checkpoint does, and restores it into another."""
     torch.save(state.save(), folder / 'state.pt')
-    return other.restore(torch.load(folder / 'state.pt', weights_only=True), {})
+    return other.restore(torch.load(folder / 'state.pt', map_location='cpu', weights_only=True), {})
 
 
 def kept_by(folder, place):

@@ -12,7 +12,7 @@ import pytest
 
 import main
 from configuration import resuming
-from records import lock, reading, run_folder
+from records import reading, run_folder
 from tests.helpers import ROOT, assert_same_end, folder_of, started, wait_for
 
 FEW = ['--evaluation_metrics', 'e_recall@1', '--iterations_per_epoch', '2', '--auto_resume']
@@ -90,16 +90,6 @@ def test_the_second_of_two_that_begin_one_run_at_once_says_so(quick, run, tmp_pa
         assert run(*quick, *FEW, '--n_epochs', '0', '--lr', '0.1') == 0                      # another run of that name
         assert run(*quick, *FEW[:-1], '--n_epochs', '1') == 0                               # without --auto_resume
     assert {path.name for path in folder_of(tmp_path).parent.iterdir()} == {'quick_s1', 'quick_s1_1', 'quick_s1_2'}
-
-
-@pytest.mark.skipif(not lock.fcntl, reason='needs locks of files')
-def test_of_two_processes_that_begin_one_run_one_trains_it(quick, tmp_path):
-    logs = [tmp_path / '0.log', tmp_path / '1.log']
-    both = [started(log, ROOT / 'main.py', *quick, *FEW, '--n_epochs', '3') for log in logs]
-    codes = [process.wait(timeout=1200) for process in both]
-    said = [log.read_text() for log in logs]
-    assert 0 in codes and {*codes} <= {0, 2} and sum('epoch   1  loss' in text for text in said) == 1, said
-    assert [path.name for path in folder_of(tmp_path).parent.iterdir()] == ['quick_s1']
 
 
 def workers_of(torchrun):

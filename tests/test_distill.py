@@ -132,16 +132,11 @@ def test_the_teacher_sees_the_same_images_and_stays_as_it_is(teacher, quick):
 
 def test_a_resumed_run_refuses_another_teacher(teacher, quick, run, tmp_path, capsys):
     assert run(*quick, *FEW, '--distill', teacher, '--n_epochs', '1') == 0
-    states = checkpoint.load(folder_of(tmp_path) / checkpoint.LAST)
-    recorded = checkpoint.checksum(checkpoint.load(teacher / checkpoint.LAST)['model'])
-    assert states['teacher_checksum'] == {'checksum': recorded} and len(recorded) == 64
-    assert states['settings']['distill'] == str(teacher)
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2', '--distill', 'ema') == 2
     assert 'cannot change within a run: --distill ema' in capsys.readouterr().err
     assert run('--resume', teacher, '--n_epochs', '2') == 0                            # which trains it on
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 2
-    error = capsys.readouterr().err
-    assert f'the network of {teacher} is not the one that the run began with' in error and len(error.splitlines()) == 1
+    assert 'the file of --distill has changed since the run began' in capsys.readouterr().err
 
 
 def test_a_distilled_network_is_evaluated_without_its_teacher(teacher, quick, run, tmp_path, capsys):

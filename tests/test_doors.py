@@ -1,6 +1,5 @@
 """What the loop offers to parts of one's own: start_epoch(), a sampler's criterion, tables, scalars for the log."""
 import csv
-import re
 
 import numpy as np
 import pytest
@@ -139,9 +138,8 @@ def test_tables_hold_the_rows_of_each_epoch_once(quick, run, tmp_path, monkeypat
     assert rows == [(str(epoch), name, epoch / 4) for epoch in (0, 1, 2) for name in 'ab']
 
 
-@pytest.mark.parametrize('value, what', [(torch.ones(3), r'a value of the shape \[3\]'), ('high', 'str'),
-                                         (np.ones((2, 1)), r'a value of the shape \[2, 1\]')])
-def test_what_is_no_scalar_in_the_log_is_named(value, what, quick, run, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize('value, shape', [(torch.ones(3), '[3]'), (np.ones((2, 1)), '[2, 1]')])
+def test_what_is_no_scalar_in_the_log_is_named(value, shape, quick, run, tmp_path, monkeypatch, capsys):
     forward = TRIPLET.forward
 
     def logging(self, batch, labels, **kwargs):
@@ -152,8 +150,8 @@ def test_what_is_no_scalar_in_the_log_is_named(value, what, quick, run, tmp_path
     monkeypatch.setattr(TRIPLET, 'forward', logging)
     assert run(*quick, *FEW) == 2
     error = capsys.readouterr().err
-    assert 'self.log of a loss or miner: spread is' in error and 'Traceback' not in error
-    assert re.search(what, error)
+    assert f'self.log of a loss or miner: spread is a value of the shape {shape}; expected' in error
+    assert 'Traceback' not in error
 
 
 class Inside(torch.nn.Module):

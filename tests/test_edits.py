@@ -22,8 +22,9 @@ EDITS = {path.stem: path for path in sorted((Path(__file__).parent / 'edits').gl
 WITH_OWN_TESTS = {'noise_in_the_step', 'transform_by_epoch', 'whitening'}
 
 FLAGS = ['--iterations_per_epoch', '4', '--arch', 'conv4_frozen_normalize', '--freeze', 'backbone', '--augmentation',
-         'none', '--optim', 'sgd', '--lr', '0.1', '--loss', 'softmax', '--batch_mining', 'none',
-         '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'dists@intra']
+         'none', '--optim', 'sgd', '--lr', '0.1', '--loss', 'softmax+triplet', '--batch_mining', 'none+random',
+         '--loss_weights', '0.1', '1', '--loss_triplet_margin', '4', '--evaluation_metrics', 'e_recall@1', 'map_at_r',
+         'dists@intra']
 # argv: the copy, a JSON list of arguments of runs, some of them with --gpu 0 1, a run folder, and a file for the
 # embeddings of its network by Evaluate_Network.py, by retrieval.embed and of an index, and for the image of the index
 # that is nearest to each but itself; prints the exit codes

@@ -1,16 +1,10 @@
-"""Notes on given flags: those that nothing reads, and those for which a run is too short."""
+"""Notes on given flags that nothing reads."""
 import copy
 import pickle
 import shlex
 
 import pytest
-import torch
 
-import batch_mining
-import configuration
-import criteria
-from configuration import effects
-from tests.helpers import ROOT
 from utilities import namespace
 
 # what a run of an epoch on small images needs, and the flags after it: those that are named, and those that are not
@@ -27,14 +21,11 @@ RUNS = [
     ('--data_sampler image_random',
      '--samples_per_class 4 --data_cover_epoch --momentum 0.5 --loss_softmax_lr 0.1', ''),
     ('--data_sampler fid_batchmatch', '--data_gc_softened --data_mb_lr 2', '--data_batchmatch_ncomps 3'),
-    ('--data_sampler d2_coreset', '', '--data_mb_mom 0.5 --data_mb_lr 2 --data_batchmatch_bigbs 20'),
     ('--loss nir --batch_mining none --loss_nir_nf_fc_width 16', '--loss_oproxy_lrmulti 3',
      '--loss_oproxy_pos_alpha 16 --loss_oproxy_neg_delta 0.1'),
     ('--augmentation characters', '--eval_resize 288 --crop_scale 0.2 1', '--interpolation bicubic'),
-    ('--augmentation red', '--crop_ratio 0.9 1.1', '--eval_resize 24 --color_jitter 0.1 0.1 0.1 0.1'),
     ('--batch_mining parametric', '--miner_parametric_init hards --miner_distance_upper_cutoff 2',
      '--miner_parametric_n_support 9 --miner_parametric_mode hards'),
-    ('--batch_mining random_distance', '--miner_semihard_margin 0.1', '--miner_distance_lower_cutoff 0.3'),
     ('--loss pml:ContrastiveLoss --batch_mining pml:MultiSimilarityMiner', '--loss_torch_args {a:\\ 1}',
      "--loss_pml_args '{pos_margin: 0.1}' --miner_pml_args '{epsilon: 0.2}'"),
     ('--loss triplet', "--loss_pml_args '{pos_margin: 0.1}' --miner_pml_args '{epsilon: 0.2}' --loss_pml_lr 0.1", ''),
@@ -94,52 +85,8 @@ def test_the_namespace_notes_what_is_read_and_its_copies_do():
     assert replaced.weights is None and not namespace.is_read(replaced, 'weights')
 
 
-def test_after_the_first_epoch_nothing_is_noted_any_more():
-    opt = namespace.Flags({'bs': 8, 'lr': 1.0})
-    namespace.stop_noting()
-    assert opt.bs == 8 and namespace.changed(opt, lr=2.0).bs == 8 and not namespace.is_read(opt, 'bs')
-    namespace.note(opt, 'lr')
-    assert namespace.is_read(opt, 'lr')
-    other = namespace.Flags({'bs': 8})                               # of the next run in this process
-    assert other.bs == 8 and namespace.is_read(other, 'bs')
-
-
 def test_another_process_and_a_deep_copy_get_a_plain_namespace():
     opt = namespace.Flags({'bs': 8})
     for other in (pickle.loads(pickle.dumps(opt)), copy.deepcopy(opt)):
         assert vars(other) == {'bs': 8} and type(other) is not namespace.Flags
     assert opt == other and 'bs' in opt and not namespace.is_read(opt, 'bs')
-
-
-def built(command):
-    """The flags of a run whose miner and criterion were built, which have read theirs."""
-    opt = configuration.parse(shlex.split(command))
-    opt.n_classes, opt.superclasses, opt.class_names = 4, [[0], [0], [1], [1]], list('abcd')
-    opt.class_counts, opt.device, opt.n_features, opt.n_maps = [2] * 4, torch.device('cpu'), 2, 2
-    criteria.select(opt, batch_mining.select(opt, criteria.takes_miner))
-    return opt
-
-
-def test_warm_ups_and_delays_that_never_end_and_decays_that_never_come_are_named():
-    def flags(command):
-        return [sentence.split('--')[2].split()[0] for sentence in effects.unreachable_schedules(built(command), 50)]
-
-    assert flags('--n_epochs 5 --lr_warmup 5 --scheduler cosine --cosine_delay 4 --tau 9') == [
-        'cosine_delay', 'lr_warmup']
-    assert flags('--n_epochs 5 --lr_warmup 4 --scheduler cosine --cosine_delay 3') == []
-    assert flags('--n_epochs 5 --lr_warmup 50 --lr_warmup_unit steps') == ['lr_warmup']
-    assert flags('--n_epochs 5 --lr_warmup 49 --lr_warmup_unit steps --tau 4 --warmup 4') == []
-    assert flags('--n_epochs 5 --tau 3 5') == ['tau'] and flags('--n_epochs 5 --tau 1000') == []
-    xbm = '--n_epochs 5 --loss contrastive --xbm_size 500'
-    assert flags(xbm) == ['xbm_start'] and flags('--n_epochs 5') == [] and flags(f'{xbm} --xbm_start 49') == []
-    assert flags('--n_epochs 5 --loss triplet --daml --daml_delay 50') == ['daml_delay']
-    assert flags('--n_epochs 5 --loss s2sd --loss_s2sd_feat_distill') == ['loss_s2sd_feat_distill_delay']
-    assert flags('--n_epochs 0 --warmup 3 --loss s2sd') == []
-
-
-def test_published_recipes_are_long_enough_and_shortened_ones_say_so():
-    recipes = sorted((ROOT / 'configs').rglob('*.yaml'))
-    assert recipes and not [file.name for file in recipes
-                            if effects.unreachable_schedules(built(f'--config {file}'), 10 ** 9)]
-    file = next(file for file in recipes if file.name == 'proxyanchor_resnet50_cars196.yaml')
-    assert len(effects.unreachable_schedules(built(f'--config {file} --n_epochs 4'), 100)) == 2

@@ -189,27 +189,6 @@ def test_each_part_has_the_steps_of_its_own_optimizer(opt):
         assert own and all(torch.equal(mixed[name], alone[name]) for name in own)
 
 
-def test_every_optimizer_of_torch_takes_steps_and_its_state_is_restored(opt):
-    """An optimizer with a restored state does what the first one does next, to the bit."""
-    for name, kind in optimization.OPTIMIZERS.items():
-        flags = opt(arch='conv4', optim=name, lr=.1, decay=.01)
-        torch.manual_seed(0)
-        both = [torch.nn.Parameter(torch.ones(4, 3)) for _ in range(2)]
-        one, other = (optimization.build(flags, 'optim', [{'params': [part], 'lr': .1, 'weight_decay': .01}])
-                      for part in both)
-        assert type(one) is kind
-        for place in range(3):
-            both[0].grad = torch.randn(4, 3)
-            one.step()
-            if place == 1:
-                state = copy.deepcopy(one.state_dict())
-                both[1].data.copy_(both[0].data)
-        other.load_state_dict(state)
-        both[1].grad = both[0].grad
-        other.step()
-        assert torch.equal(*both) and not torch.equal(both[0], torch.ones(4, 3)), name
-
-
 def test_arguments_reach_the_optimizer_of_each_part(opt):
     plain, _ = after_steps(opt, optim='sgd')
     nesterov, schedule = after_steps(opt, optim='sgd', optim_args=[{'nesterov': True}], loss_optim='adam',

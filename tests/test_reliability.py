@@ -12,7 +12,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -30,9 +29,7 @@ from tests.blank.plots import MAIN
 from tests.conftest import quick_flags
 from tests.helpers import (
     ROOT,
-    after_training,
     assert_same_end,
-    compress,
     executed,
     executing,
     folder_of,
@@ -41,7 +38,7 @@ from tests.helpers import (
     wait_for,
 )
 from tests.records.test_backends import assert_holds, wandb_of
-from utilities import errors, files, stopping
+from utilities import errors, stopping
 from utilities.errors import UserError
 
 FEW = ['--evaluation_metrics', 'e_recall@1', 'rho_spectrum@0']
@@ -179,29 +176,7 @@ def test_settings_that_are_cut_off_or_not_those_of_the_checkpoint_are_refused(ha
     assert 'run with other settings than those in config.yaml: --seed 2 (was 1)' in error
 
 
-# Files of other runs
-
-@pytest.fixture(scope='module')
-def other(patterns, tmp_path_factory):
-    """The folder of a run like `half`, with another seed."""
-    place = tmp_path_factory.mktemp('other')
-    assert main.main([*quick_flags(patterns, place), *FEW, '--group', 'other', '--n_epochs', '1', '--seed', '2']) == 0
-    return folder_of(place, 'other_s2')
-
-
-@pytest.mark.parametrize('name', ['checkpoint_last.pt', 'config.yaml'])
-def test_a_file_of_another_run_is_refused_and_nothing_is_changed(name, half, other, resume, run, capsys):
-    shutil.copy(other / name, half / name)
-    before = content_of(half)
-    code, _, error = resume(half)
-    assert_refused(code, error)
-    assert 'checkpoint_last.pt: it is of another run (' in error and 'copy the files of one run again' in error
-    assert content_of(half) == before
-    assert run('--evaluate', half) == 2 and 'it is of another run' in capsys.readouterr().err
-
-
-def test_splits_that_are_cut_off_or_of_another_run_are_refused_by_readers_and_restored_by_a_resume(
-        trained, half, other, resume):
+def test_splits_that_are_cut_off_are_refused_by_readers_and_restored_by_a_resume(half, resume):
     file = half / 'splits.yaml'
     content = file.read_bytes()
     file.write_bytes(content[:content.index(b'class_01')])
@@ -213,50 +188,6 @@ def test_splits_that_are_cut_off_or_of_another_run_are_refused_by_readers_and_re
 
 
 # Hostile files
-
-@pytest.mark.parametrize('change, sentence', [
-    (lambda states: states.update(optimizer=[1]), 'its optimizer does not fit'),
-    (lambda states: states.update(optimizer={'state': 1, 'param_groups': 2}), 'its optimizer does not fit'),
-])
-def test_a_hostile_checkpoint_is_a_sentence(change, sentence, half, resume):
-    states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
-    change(states)
-    torch.save(states, half / 'checkpoint_last.pt')
-    code, _, error = resume(half)
-    assert_refused(code, error)
-    assert sentence in error
-
-
-def test_a_size_that_no_weights_have_is_refused_before_memory_is_taken(half, run, capsys, tmp_path):
-    states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
-    del states['run_id']
-    states['settings']['embed_dim'] = 10 ** 9
-    torch.save(states, tmp_path / 'hostile.pt')
-    hostile = tmp_path / 'hostile.pt'
-    for call, *arguments in ((run, '--evaluate', hostile), (after_training, hostile, 'export', tmp_path / 'a.pt2'),
-                             (run, '--reproduce', half, '--distill', hostile, '--group', 'taught')):
-        assert call(*arguments) == 2
-        assert 'its weights do not fit the flags (--embed_dim 1000000000, but they have ' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize('name, value', [('embed_layers', [10 ** 9]), ('lora_rank', 10 ** 9)])
-def test_further_sizes_that_no_weights_have_are_refused(name, value, half, run, capsys, tmp_path):
-    states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
-    del states['run_id']
-    states['settings'][name] = value
-    torch.save(states, tmp_path / 'hostile.pt')
-    assert run('--evaluate', tmp_path / 'hostile.pt') == 2
-    assert f'its weights do not fit the flags (--{name} 1000000000, but they have ' in capsys.readouterr().err
-
-
-def test_a_checkpoint_that_inflates_is_refused_by_the_sizes_in_its_directory(half, resume, monkeypatch):
-    compress(half / 'checkpoint_last.pt', half / 'compressed.pt')
-    (half / 'compressed.pt').replace(half / 'checkpoint_last.pt')
-    monkeypatch.setattr(zipfile.ZipFile, 'open', None)                  # nothing in it is inflated
-    code, _, error = resume(half)
-    assert_refused(code, error)
-    assert 'checkpoint_last.pt: a compressed archive, which torch.save does not write' in error
-
 
 NASTY = ['', '0', '-1', '1e400', '9' * 400, '0x10', '1_0', 'nan', 'true', 'null', '~', '2001-01-01', '!!binary a',
          '{a: 1}', '[1, [2]]', '"', "'", ': ', '- ', '#', '%', '=', '--', '\udc80', '\n', '\t', '−', '/', '..',
@@ -541,16 +472,6 @@ def test_a_run_folder_that_is_removed(quick, run, tmp_path, monkeypatch, capsys)
     assert run(*quick, *FEW) == 1
     sentence = f'The run folder {folder_of(tmp_path)} was removed while the run was writing to it.'
     assert capsys.readouterr().err == f'main.py: the run failed: {sentence}\n'
-
-
-def test_a_run_folder_that_is_being_removed(half):
-    """Some of its files are gone, config.yaml is still there."""
-    (half / 'log.csv').unlink()
-    with pytest.raises(FileNotFoundError) as raised, files.atomic(half / 'plots' / 'loss.png') as temporary:
-        temporary.write_text('')
-    expected = f'The run folder {half} was removed while the run was writing to it.'
-    assert errors.machine_reason(raised.value, half) == expected
-    assert errors.machine_reason(FileNotFoundError(errno.ENOENT, 'no', str(half.parent / 'photo.png')), half) is None
 
 
 # Backends

@@ -7,6 +7,7 @@ indices of another one, .numpy(). It has two devices.
 import re
 import subprocess
 import sys
+import types
 import warnings
 
 import numpy as np
@@ -21,9 +22,10 @@ from batch_mining import parametric
 from criteria import hier
 from evaluation import clustering
 from records import checkpoint
+from records.state import State
 from retrieval import loading
 from tests import shared_batches
-from tests.helpers import ROOT, folder_of, rows_of
+from tests.helpers import ROOT, Holder, folder_of, hand_over, rows_of
 from tests.shared_batches import TRAINED, train
 from utilities import device
 from utilities.randomness import preserved, seeded
@@ -155,6 +157,27 @@ def test_a_run_is_resumed_on_another_device(begun_on_device, quick, run, tmp_pat
     assert_near(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, 'moved_s1'))
     state = checkpoint.load(folder_of(tmp_path, 'moved_s1') / 'checkpoint_last.pt')
     assert all(value.device.type == 'cpu' for value in state['model'].values())
+
+
+def test_the_state_of_a_part_stays_on_its_device(tmp_path):
+    """A tensor, a view of it, tensors on two devices in a list, and a generator."""
+    where = torch.device('sim', 1)
+
+    def make():
+        part = types.SimpleNamespace(bank=torch.zeros(3, device=where), generator=torch.Generator(where).manual_seed(1))
+        return part, State(Holder(criterion=part), [], where)
+
+    (one, state), (other, of_other) = make(), make()
+    one.bank += 2
+    one.late, one.queue = one.bank[1:], [torch.ones(2, device=where), torch.ones(2)]
+    torch.rand(3, generator=one.generator, device=where)
+    hand_over(state, of_other, tmp_path)
+    for part in (one, other):
+        part.bank += 1
+        assert part.late.device == where and (part.late == 3).all()
+        assert [tensor.device for tensor in part.queue] == [where, torch.device('cpu')]
+    numbers = [torch.rand(3, generator=part.generator, device=where) for part in (one, other)]
+    assert torch.equal(*numbers)
 
 
 def test_two_processes_on_two_devices(quick, run, tmp_path):

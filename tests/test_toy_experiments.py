@@ -1,5 +1,4 @@
 """The toy experiment: its data, the switch, and that its figure and its statement are made."""
-import numpy as np
 import pytest
 import torch
 
@@ -26,11 +25,6 @@ def test_the_switch():
     assert (labels[n] == labels[a])[switched].all() and (n != a).all()          # pushes one of the own class
     assert (labels[n] != labels[a])[~switched].all() and (labels[p] == labels[a]).all()
     assert (diagonal_lines.triplets(labels, p=0)[:, :2].diff() != 0).all()
-
-
-def test_the_interval_is_students():
-    mean, half = diagonal_lines.interval(np.array([1.0, 2.0, 3.0]))
-    assert mean == 2 and half == pytest.approx(4.302653 / 3 ** 0.5, rel=1e-6)
 
 
 def test_the_command(tmp_path, capsys):

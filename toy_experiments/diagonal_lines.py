@@ -15,12 +15,12 @@ import time
 
 import numpy as np
 import torch
-from scipy.stats import t
 from tqdm import tqdm
 
 import evaluation
-from criteria.contrastive import contrastive_loss, pair_distances
+from criteria.contrastive import contrastive_loss
 from flags import command_line
+from reports.significance import t_interval
 from utilities.errors import UserError
 from utilities.plotting import COLUMN, new_figure, save, styled
 from utilities.randomness import seed_everything
@@ -73,7 +73,8 @@ def train(seed, p, n_steps, normalize, n_points=50, batch=64):
         chosen = torch.randperm(len(points))[:batch]
         embeddings = network(points[chosen])
         anchors, positives, negatives = triplets(labels[chosen], p).T
-        distances = pair_distances(embeddings, anchors.repeat(2), torch.cat([positives, negatives]))
+        differences = embeddings[anchors.repeat(2)] - embeddings[torch.cat([positives, negatives])]
+        distances = torch.linalg.vector_norm(differences, dim=1)
         positive = torch.arange(2 * batch) < batch
         optimizer.zero_grad()
         contrastive_loss(distances, positive, ~positive, pos_margin=0.0, neg_margin=1.0).backward()
@@ -87,12 +88,6 @@ def measure(network, points, labels):
     embeddings = network(points)
     values = evaluation.compute(['e_recall@1', 'rho_spectrum@0', 'rho_spectrum@1'], embeddings, labels.numpy())
     return embeddings.numpy(), values['e_recall@1'], values['rho_spectrum@0'], values['rho_spectrum@1']
-
-
-def interval(differences):
-    """Mean, and half the width of the 95 % t-interval, of paired differences."""
-    n = len(differences)
-    return np.mean(differences), t.ppf(0.975, n - 1) * np.std(differences, ddof=1) / np.sqrt(n)
 
 
 def run(n_seeds, p, n_steps, normalize):
@@ -120,8 +115,8 @@ def table(found):
         rows.append([setting, *(f'{mean:.3f} ± {std:.3f}' for mean, std in zip(
             columns[setting].mean(0), columns[setting].std(0, ddof=1), strict=True))])
     differences = columns[SETTINGS[1]] - columns[SETTINGS[0]]
-    rows.append(['the switch adds', *('{:+.3f} ± {:.3f}'.format(*interval(column)) for column in differences.T)])
-    mean, half = interval(differences[:, 1])
+    rows.append(['the switch adds', *('{:+.3f} ± {:.3f}'.format(*t_interval(column)) for column in differences.T)])
+    mean, half = t_interval(differences[:, 1])
     verdict = 'raises' if mean > half else 'lowers' if mean < -half else 'does not change (the interval contains 0)'
     lines = [aligned(rows), '',
              f'{len(differences)} seeds; mean ± standard deviation; differences paired by seed, 95 % t-intervals.',

@@ -3,7 +3,6 @@ import argparse
 import contextlib
 import difflib
 import errno
-import os
 import re
 import sqlite3
 import sys
@@ -91,11 +90,7 @@ def causes(error):
 
 def machine_reason(error, folder):
     """Why a run that writes to `folder` ended with `error`, if the cause is the machine; None for any other cause."""
-    folder = Path(folder)
-    missing = [Path(os.fsdecode(one.filename)) for one in causes(error)
-               if isinstance(one, FileNotFoundError) and one.filename]
-    is_missing = any(folder in (path, *path.parents) for path in missing)
-    if is_missing or not (folder / 'config.yaml').exists():  # while it is being removed, config.yaml may still be there
+    if not (Path(folder) / 'config.yaml').exists():
         return f'The run folder {folder} was removed while the run was writing to it.'
     for one in filter(is_disk_error, causes(error)):
         text = getattr(one, 'strerror', None) or one
@@ -139,9 +134,8 @@ def undeclared_flags():
 @contextlib.contextmanager
 def explained(needs_less=NEEDS_LESS):
     """
-    In the block, errors of torch that other flags can avoid become errors with an advice: WorkerLost, OutOfMemory,
-    RunFailed for a full shared memory and for a step beyond float32, and UserError for an operation without a
-    deterministic implementation. needs_less: what needs less memory, in words.
+    In the block, errors of torch that other flags can avoid become errors with an advice: WorkerLost, OutOfMemory, and
+    RunFailed for a full shared memory. needs_less: what needs less memory, in words.
     """
     try:
         yield
@@ -149,20 +143,12 @@ def explained(needs_less=NEEDS_LESS):
         if LOST_WORKER.match(str(error)):
             check()                                          # schedulers send SIGTERM to the data workers as well
             raise WorkerLost from None
-        if 'converted to type float without overflow' in str(error):
-            raise RunFailed('A step of the optimizer is larger than float32 numbers can be: a lower --lr, or lower '
-                            'factors of it.') from None
         if SHARED_MEMORY.search(str(error)):
             raise RunFailed('The shared memory of this machine, /dev/shm, is full, by which data workers hand over '
                             'images: give --kernels 0, or more of it (docker run --shm-size 8g).') from None
         found = NO_MEMORY.search(f'{type(error).__name__}: {error}')
         if found:
             raise OutOfMemory(f'Memory ran out ({found[0][:120].strip()}): {needs_less}.') from None
-        operation, _, is_forbidden = str(error).partition(' does not have a deterministic implementation')
-        if is_forbidden:
-            raise UserError(f'{operation.split()[-1]} has no deterministic implementation, which --deterministic '
-                            'requires on a GPU, and every run on the CPU: leave --deterministic out, or use another '
-                            'operation, as with another --arch or --pool') from None
         raise
 
 

@@ -153,12 +153,6 @@ def try_to_write(file):
         temporary.unlink(missing_ok=True)
 
 
-def require_uncompressed(path, archive):
-    """Raises UserError for an open ZipFile that would inflate: torch.save compresses nothing."""
-    if sum(part.file_size for part in archive.infolist()) > Path(path).stat().st_size:
-        raise UserError(f'{path}: a compressed archive, which torch.save does not write')
-
-
 def describe_kind(path, error):
     """
     Says what kind of file `path` is, which torch.load or safetensors could not read. error: the exception they raised;

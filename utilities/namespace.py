@@ -10,25 +10,21 @@ import copy
 class Flags(argparse.Namespace):
     """
     argparse's namespace, which notes the flags that are read; copies share the notes. Once a part of the program has
-    replaced the value of a flag, reading it is no longer noted. After stop_noting(), it is as quick as argparse's.
+    replaced the value of a flag, reading it is no longer noted.
 
     Other processes, such as data workers, get a plain namespace.
     """
     __slots__ = ('_read', '_replaced')
 
     def __init__(self, values, read=None, replaced=()):
-        if read is None:
-            read = set()
-            Flags.__getattribute__ = Flags.noting
-        object.__setattr__(self, '_read', read)
+        object.__setattr__(self, '_read', set() if read is None else read)
         object.__setattr__(self, '_replaced', {*replaced})
         vars(self).update(values)
 
-    def noting(self, name):
-        """As __getattribute__, and notes the name."""
-        value = object.__getattribute__(self, name)
-        if not name.startswith('_') and name not in object.__getattribute__(self, '_replaced'):
-            object.__getattribute__(self, '_read').add(name)
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        if not name.startswith('_'):
+            note(self, name)
         return value
 
     def __setattr__(self, name, value):
@@ -53,11 +49,6 @@ def changed(opt, **values):
 def unnoted(opt):
     """A plain copy of the flags, for code that only looks at them: reading it is not noted."""
     return argparse.Namespace(**vars(opt))
-
-
-def stop_noting():
-    """Stops noting which flags are read, once all flags with an effect have been read. New Flags are noted again."""
-    Flags.__getattribute__ = object.__getattribute__
 
 
 def note(opt, *names):

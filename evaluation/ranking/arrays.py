@@ -45,6 +45,20 @@ def bisect(table, first, values):
     return place + (flat.take(place) < values)
 
 
+def ranks_in_rows(scores, places, exists):
+    """
+    [q, R] float64, ascending: the ranks of the images `places` [q, R] by the scores [q, n] in their rows of a tensor,
+    equal scores by index; inf where `exists` [q, R] is False.
+    """
+    columns = torch.arange(scores.shape[1], device=scores.device)
+    before = [torch.empty_like(columns[:0])]
+    for place in torch.as_tensor(places, device=scores.device).T[:, :, None]:
+        own = scores.gather(1, place)
+        before.append(((scores > own) | ((scores == own) & (columns < place))).sum(dim=1))
+    before = torch.cat(before).reshape(places.shape[1], len(places)).T.cpu().numpy()
+    return np.sort(np.where(exists, before + 1, np.inf), axis=1)
+
+
 def chunks(rows, width, n_values=1 << 24):
     """Parts of an index array [n], each of one row or as many as have up to `n_values` values (64 MB), `width` each."""
     size = max(1, n_values // max(1, width))

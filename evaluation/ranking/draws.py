@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from evaluation.ranking.arrays import chunks
+from evaluation.ranking.arrays import chunks, ranks_in_rows
 
 CHUNK = 1 << 22              # float64 scores that are held at a time: 32 MB
 
@@ -51,11 +51,7 @@ def ranks(scores, query_labels, gallery_labels):
     order = np.argsort(gallery_labels, kind='stable')
     first = gallery_labels[order].searchsorted(query_labels)
     n_positives = gallery_labels[order].searchsorted(query_labels, 'right') - first
-    columns, found = torch.arange(len(gallery_labels), device=scores.device), []
-    for number in range(n_positives.max(initial=0)):
-        exists = number < n_positives
-        slot = torch.as_tensor(order[np.where(exists, first + number, 0)], device=scores.device)[:, None]
-        own = scores.gather(1, slot)
-        before = ((scores > own) | ((scores == own) & (columns < slot))).sum(dim=1).cpu().numpy()
-        found.append(np.where(exists, before + 1, np.inf))
-    return np.sort(np.stack(found, axis=1), axis=1) if found else np.empty((len(scores), 0)), n_positives
+    slots = np.arange(n_positives.max(initial=0))
+    exists = slots < n_positives[:, None]
+    places = order[np.where(exists, first[:, None] + slots, 0)]
+    return ranks_in_rows(scores, places, exists), n_positives

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from evaluation.ranking.arrays import chunks
+from evaluation.ranking.arrays import chunks, ranks_in_rows
 from evaluation.ranking.counting import by_counting
 from evaluation.ranking.deciding import by_differences
 from evaluation.ranking.sorting import by_sorting
@@ -54,27 +54,20 @@ def by_torch(search, depth):
     """
     rows = np.flatnonzero(search.n_positives)
     device = search.queries.device
-    columns = torch.arange(len(search.gallery), device=device)
     rows = rows[np.argsort(-search.n_positives[rows], kind='stable')]                  # similar numbers in a chunk
     for part in tqdm(chunks(rows, len(search.gallery), CHUNK), 'rank', leave=False, disable=None):
         scores = search.scores(part)
         places, exists = search.positives(part)
-        ranks = []
-        slots = torch.as_tensor(places, device=device)
         exist = torch.as_tensor(exists, device=device)
-        mine = scores.gather(1, slots).where(exist, -torch.inf)
+        mine = scores.gather(1, torch.as_tensor(places, device=device)).where(exist, -torch.inf)
         margins = search.margins(part, mine)
-        coarse = ((margins > 0) & exist).any(dim=0).tolist()
         clear = torch.ones(len(part), dtype=torch.bool, device=device)
-        for number, slot in enumerate(slots.T[:, :, None]):
-            own = scores.gather(1, slot)
-            ranks.append(((scores > own) | ((scores == own) & (columns < slot))).sum(dim=1) + 1)
-            if coarse[number]:
-                close = margins[:, [number]]
-                rivals = ((scores - own).abs() <= close).sum(dim=1) > ((mine - own).abs() <= close).sum(dim=1)
-                clear &= ~(rivals & (close[:, 0] > 0) & exist[:, number])
-        ranks = np.where(exists, torch.stack(ranks, dim=1).cpu().numpy(), np.inf)
-        yield part, np.sort(ranks, axis=1), clear.cpu().numpy()
+        for number in ((margins > 0) & exist).any(dim=0).nonzero()[:, 0].tolist():
+            own = mine[:, [number]]
+            close = margins[:, [number]]
+            rivals = ((scores - own).abs() <= close).sum(dim=1) > ((mine - own).abs() <= close).sum(dim=1)
+            clear &= ~(rivals & (close[:, 0] > 0) & exist[:, number])
+        yield part, ranks_in_rows(scores, places, exists), clear.cpu().numpy()
 
 
 # functions of (search, depth) that yield, for groups of queries: rows [q], ranks [q, R], and [q] bool: whether float32

@@ -22,7 +22,7 @@ def write(path, value=128, size=(20, 16)):
     Image.new('RGB', size, (value % 256, 10, 10)).save(path)
 
 
-def select(opt, source, dataset, **flags):
+def select(opt, source, dataset='folder', **flags):
     return datasets.select(opt(dataset=dataset, source_path=str(source), **flags), 16)
 
 

@@ -59,23 +59,13 @@ def as_tiff(values, order='<'):
     return mark + struct.pack(order + 'HIH', 42, 8, len(entries)) + table + b'\0' * 4 + extra + data
 
 
-def by_pillow(format, dtype, factor=1):
-    def write(grey):
-        file = io.BytesIO()
-        Image.fromarray((grey * factor).astype(dtype)).save(file, format)
-        return file.getvalue()
-    return write
-
-
 def colours(values):
     return np.stack([values] * 3, axis=2)
 
 
 # name: the suffix, function of a grey image, uint8 [H, W] -> file
 FORMS = {
-    'floats by Pillow': ('.tif', by_pillow('TIFF', np.float32, 1 / 255)),
     'floats': ('.tiff', lambda grey: as_tiff((grey / 255).astype(np.float32))),
-    'floats, other order': ('.tif', lambda grey: as_tiff((grey / 255).astype(np.float32), '>')),
     '32 bits of 16': ('.tif', lambda grey: as_tiff(grey.astype(np.int32) * 257, '>')),
     '16 bits, TIFF': ('.tif', lambda grey: as_tiff(grey.astype(np.uint16) * 257)),
     '16 bits, PNG': ('.png', lambda grey: as_png(grey[..., None].astype(np.uint16) * 257)),
@@ -84,14 +74,10 @@ FORMS = {
     'PGM': ('.pgm', lambda grey: b'P5 %d %d 65535\n' % grey.shape[::-1] + (grey.astype('>u2') * 257).tobytes()),
 }
 BLACK = {
-    '32 bits by Pillow': ('.tif', by_pillow('TIFF', np.int32)),
     '32 bits': ('.tif', lambda grey: as_tiff(grey.astype(np.int32))),
     '32 bits without a sign': ('.tif', lambda grey: as_tiff(grey.astype(np.uint32))),
     '16 bits with a sign': ('.tif', lambda grey: as_tiff(grey.astype(np.int16))),
-    '16 bits of 8, TIFF by Pillow': ('.tif', by_pillow('TIFF', np.uint16)),
     '16 bits of 8, TIFF': ('.tif', lambda grey: as_tiff(grey.astype(np.uint16), '>')),
-    '16 bits of 8, PNG by Pillow': ('.png', by_pillow('PNG', np.uint16)),
-    '16 bits of 8, colour PNG': ('.png', lambda grey: as_png(colours(grey.astype(np.uint16)))),
     '16 bits of 8, colour TIFF': ('.tif', lambda grey: as_tiff(colours(grey.astype(np.uint16)))),
 }
 

@@ -13,12 +13,9 @@ from PIL import Image
 
 import datasets
 from datasets import download
+from tests.datasets.test_datasets import select
 from utilities import stopping
 from utilities.errors import UserError
-
-
-def select(opt, source, dataset, **flags):
-    return datasets.select(opt(dataset=dataset, source_path=str(source), **flags), 16)
 
 
 @pytest.fixture

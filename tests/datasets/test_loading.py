@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import random
 import socket
-import time
 from multiprocessing.reduction import DupFd
 
 import numpy as np
@@ -260,26 +259,6 @@ def test_a_worker_prints_nothing_if_the_main_process_breaks_off_a_connection(cap
     ours.send('end')
     worker.join()
     assert worker.exitcode == 0 and not capfd.readouterr().err
-
-
-def test_a_long_first_epoch_says_how_long_it_waited_for_images(opt, patterns, monkeypatch, capsys):
-    moved = []
-    monkeypatch.setattr(time, 'perf_counter', lambda: sum(moved))          # a clock that stands still
-    data = datasets.select(opt(dataset='folder', source_path=str(patterns)), 16).train
-
-    def slow(wait):
-        for number in range(4):
-            moved.append(wait)
-            yield number
-
-    for wait, step, n_epochs, share in ((1, 3, 1, '25%'), (1, 4, 1, ''), (1, 3, 2, ''), (.2, .6, 1, ''),
-                                        (3, 0, 1, '100%')):
-        loader = TrainingLoader(opt(iterations_per_epoch=1), data, [[0]])
-        loader.n_epochs = n_epochs
-        for _ in loader.watched(slow(wait), 7):
-            moved.append(step)
-        error = capsys.readouterr().err
-        assert f'Note: {share} of the training time of epoch 7 was spent waiting' in error if share else not error
 
 
 class Sized(torch.utils.data.Dataset):

@@ -29,7 +29,6 @@ FORMS = {
     'defaultdict': lambda part, n: part.counts[n].append(n),
     'object of its own': lambda part, n: setattr(part.inner, 'total', part.inner.total + n),
     'object in a list': lambda part, n: setattr(part.parts[1], 'total', n),
-    'slots': lambda part, n: setattr(part.slots, 'value', n),
     'namespace': lambda part, n: setattr(part.namespace, 'value', n),
     'torch generator': lambda part, n: torch.rand(n, generator=part.generator),
     'numpy generator': lambda part, n: part.numpy.random(n),
@@ -49,10 +48,6 @@ class Inner:
         self.total = 0
 
 
-class Slots:
-    __slots__ = ('value', '__weakref__')
-
-
 class Part:
     """An object with state of all kinds."""
 
@@ -65,8 +60,6 @@ class Part:
         self.counter = collections.Counter()
         self.inner = Inner()
         self.parts = [Inner(), Inner()]
-        self.slots = Slots()
-        self.slots.value = 0
         self.namespace = types.SimpleNamespace(value=0)
         self.generator = torch.Generator().manual_seed(1)
         self.numpy = np.random.default_rng(1)
@@ -90,9 +83,9 @@ def told(part):
                   part.random_state.get_state(), part.python.getstate()]
     modules = [part.copy.state_dict(), part.copy.training, part.copy.weight.requires_grad]
     return repr([{name: value for name, value in vars(part).items() if not isinstance(value, (
-        Inner, Slots, torch.Generator, np.random.Generator, random.Random, np.random.RandomState, torch.nn.Linear))
-        and name != 'parts' and not made}, part.inner.total, [one.total for one in part.parts], part.slots.value,
-        generators, modules, part.optimizer.state_dict()])
+        Inner, torch.Generator, np.random.Generator, random.Random, np.random.RandomState, torch.nn.Linear))
+        and name != 'parts' and not made}, part.inner.total, [one.total for one in part.parts], generators,
+        modules, part.optimizer.state_dict()])
 
 
 @pytest.mark.parametrize('change', FORMS.values(), ids=FORMS)

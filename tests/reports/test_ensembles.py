@@ -297,7 +297,6 @@ REFUSALS = {
     'validated on': (lambda one, other: change_splits(other, lambda splits: splits['val']['classes'].update(
         class_06=5)), 'A_fold1_s0: it was validated on 1 of the test classes, the first: class_06'),
     'same fold': (lambda one, other: change(other, fold=0, group='A_fold0'), 'seed 0: fold 0 occurs twice'),
-    'data sets': (lambda one, other: change(other, dataset='omniglot'), 'its folds are of different data sets'),
     'flags': (lambda one, other: change(other, lr=0.5, decay=0.1), 'its folds differ in --decay --lr ('),
     'unfinished': (lambda one, other: (other / 'summary.json').unlink(), 'A_fold1_s0: unfinished: 1 of 1 epochs; fin'),
     'merged': (lambda one, other: change_within(other), 'A_fold1_s0: its settings have changed within the run, as its'),

@@ -2,6 +2,7 @@
 import pytest
 
 import main
+import Retrieve_Images
 from tests.conftest import draw_classes
 from tests.helpers import folder_of
 
@@ -37,3 +38,22 @@ def photos(tmp_path):
     folder = draw_classes(tmp_path / 'photos', 2, 6, seed=5)
     (folder / 'class_00' / 'broken.jpg').write_bytes(b'no image')
     return folder
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs a command with arguments; returns the exit code, and what it printed to stdout and to stderr."""
+    def run_command(*arguments):
+        capsys.readouterr()
+        machine = ['--device', 'cpu', '--kernels', '0'] if arguments[0] != 'remove' else []
+        code = Retrieve_Images.main([*map(str, arguments), *machine])
+        return code, *capsys.readouterr()
+    return run_command
+
+
+@pytest.fixture
+def index(call, trained, photos, tmp_path):
+    code, out, err = call('index', trained, photos, '--out', tmp_path / 'index')
+    assert code == 0 and out == f'{tmp_path / "index"}: 12 images, exact search\n'
+    assert 'Not embedded, since they cannot be read: 1 of 13 images; all of them: ' in err
+    return tmp_path / 'index'

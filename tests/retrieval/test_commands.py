@@ -8,30 +8,10 @@ import pytest
 from PIL import Image
 
 import retrieval
-import Retrieve_Images
 from datasets import decoding
 from retrieval import changes, server, store
 from retrieval.photos import find
 from tests.retrieval.test_index import images_of
-
-
-@pytest.fixture
-def call(capsys):
-    """Runs a command with arguments; returns the exit code, and what it printed to stdout and to stderr."""
-    def work(*arguments):
-        capsys.readouterr()
-        machine = ['--device', 'cpu', '--kernels', '0'] if arguments[0] != 'remove' else []
-        code = Retrieve_Images.main([*map(str, arguments), *machine])
-        return code, *capsys.readouterr()
-    return work
-
-
-@pytest.fixture
-def index(call, trained, photos, tmp_path):
-    code, out, err = call('index', trained, photos, '--out', tmp_path / 'index')
-    assert code == 0 and out == f'{tmp_path / "index"}: 12 images, exact search\n'
-    assert 'Not embedded, since they cannot be read: 1 of 13 images; all of them: ' in err
-    return tmp_path / 'index'
 
 
 def test_a_query_prints_writes_and_draws_the_nearest_images(call, index, trained, photos, tmp_path):

@@ -7,7 +7,6 @@ import pytest
 
 import retrieval
 from retrieval import store, unknown
-from tests.retrieval.test_commands import call  # noqa: F401
 from tests.retrieval.test_index import images_of
 
 ROW = {'gallery_size': 10, 'threshold': 0.999999, 'fpir': 0.1, 'fnir': 0.25, 'threshold_low': 0.9,
@@ -26,7 +25,7 @@ def calibrated(trained, tmp_path):
     return make
 
 
-def test_an_index_takes_the_threshold_of_its_run(call, calibrated, photos, tmp_path):  # noqa: F811
+def test_an_index_takes_the_threshold_of_its_run(call, calibrated, photos, tmp_path):
     """An image of the index has similarity 1, which is known; another is not, with the threshold for ten images."""
     run, index = calibrated(ROW | {'gallery_size': 1000, 'threshold': -9}, ROW), tmp_path / 'index'
     gallery, (same, *_), other = photos / 'class_00', images_of(photos / 'class_00'), images_of(photos / 'class_01')[0]
@@ -54,7 +53,7 @@ def test_an_index_takes_the_threshold_of_its_run(call, calibrated, photos, tmp_p
     assert code == 2 and 'expected a similarity or none, not high' in err
 
 
-def test_an_index_without_a_threshold_is_as_before(call, trained, photos, tmp_path):  # noqa: F811
+def test_an_index_without_a_threshold_is_as_before(call, trained, photos, tmp_path):
     assert call('index', trained, photos / 'class_00', '--out', tmp_path / 'index')[1].endswith('exact search\n')
     index = retrieval.Index(tmp_path / 'index')
     assert store.read(tmp_path / 'index')['open_set'] is None and index.open_set is None
@@ -74,13 +73,13 @@ def test_a_similarity_that_is_no_number_is_unknown():
     assert unknown.answer(unknown.by_hand(-9), np.nan, 3)['unknown']
 
 
-def test_a_threshold_that_no_similarity_reaches_is_refused_with_the_conversion(call, trained, photos, tmp_path):  # noqa: F811
+def test_a_threshold_that_no_similarity_reaches_is_refused_with_the_conversion(call, trained, photos, tmp_path):
     code, _, err = call('index', trained, photos, '--out', tmp_path / 'index', '--threshold', '1.2')
     assert code == 2 and '--threshold 1.2: a similarity is at most 1; the distance 1.2 is the similarity ' in err
     assert '1 - d^2 / 2 = 0.28' in err
 
 
-def test_thresholds_of_another_network_are_not_taken(call, calibrated, photos, tmp_path):  # noqa: F811
+def test_thresholds_of_another_network_are_not_taken(call, calibrated, photos, tmp_path):
     for changes, sentence in (({'network_id': 'x'}, 'was calibrated for other weights or settings of the network'),
                               ({'network_id': None, 'own_similarity': '--pca 4'}, 'its thresholds are for --pca 4'),
                               ({'reason': 'there are no validation classes'}, 'there are no validation classes')):

@@ -14,7 +14,6 @@ import Retrieve_Images
 from retrieval import server
 from retrieval.vote import vote
 from tests.helpers import after_training
-from tests.retrieval.test_commands import call, index  # noqa: F401
 from tests.retrieval.test_index import images_of
 
 
@@ -49,7 +48,7 @@ def expected(queries, points, images, k):
     return found
 
 
-def test_a_folder_of_photos_gets_a_row_each(call, index, trained, photos, tmp_path):  # noqa: F811
+def test_a_folder_of_photos_gets_a_row_each(call, index, trained, photos, tmp_path):
     images, new = images_of(photos), tmp_path / 'new'
     new.mkdir()
     for number, image in enumerate(random.Random(0).sample(images, 7)):
@@ -80,7 +79,7 @@ def test_a_folder_of_photos_gets_a_row_each(call, index, trained, photos, tmp_pa
     assert 'class:' not in call('query', index, queries[0], '--vote', '0')[1]
 
 
-def test_an_unknown_photo_has_no_class(call, index, photos, tmp_path):  # noqa: F811
+def test_an_unknown_photo_has_no_class(call, index, photos, tmp_path):
     photo = tmp_path / 'turned.png'
     Image.open(images_of(photos)[0]).rotate(90).save(photo)
     code, out, _ = call('query', index, photo, '--threshold', '1', '--csv', tmp_path / 'out.csv', '--json', '-')
@@ -92,7 +91,7 @@ def test_an_unknown_photo_has_no_class(call, index, photos, tmp_path):  # noqa: 
     assert 'unknown: the nearest similarity' in out and 'class:' not in out
 
 
-def test_images_of_one_folder_have_no_class(call, trained, photos, tmp_path):  # noqa: F811
+def test_images_of_one_folder_have_no_class(call, trained, photos, tmp_path):
     assert call('index', trained, photos / 'class_00', '--out', tmp_path / 'one')[0] == 0
     photo = images_of(photos)[0]
     code, out, _ = call('query', tmp_path / 'one', photo, '--csv', tmp_path / 'out.csv')
@@ -102,7 +101,7 @@ def test_images_of_one_folder_have_no_class(call, trained, photos, tmp_path):  #
     assert 'class:' not in call('query', tmp_path / 'one', photo)[1]
 
 
-def test_the_page_says_the_class(index, photos):  # noqa: F811
+def test_the_page_says_the_class(index, photos):
     pytest.importorskip('flask')
     found = retrieval.Index(index)
     network, transform = found.load_network(device='cpu')
@@ -116,7 +115,7 @@ def test_the_page_says_the_class(index, photos):  # noqa: F811
     assert 'class' not in page.get('/neighbours/1', base_url='http://localhost').json
 
 
-def test_a_photo_that_is_in_the_index_is_said_to_be_there(call, index, photos, tmp_path):  # noqa: F811
+def test_a_photo_that_is_in_the_index_is_said_to_be_there(call, index, photos, tmp_path):
     """Its neighbours, of another class, do not outvote it."""
     photo = images_of(photos)[0]
     code, out, _ = call('query', index, photo, '--csv', tmp_path / 'out.csv', '--vote', '12', '--json', '-')
@@ -131,7 +130,7 @@ def test_a_photo_that_is_in_the_index_is_said_to_be_there(call, index, photos, t
     assert answer['in_index'] and answer['class'] == 'class_00'
 
 
-def test_a_collapsed_network_is_named_by_every_command_and_gives_no_class(call, trained, photos, tmp_path, capsys):  # noqa: F811
+def test_a_collapsed_network_is_named_by_every_command_and_gives_no_class(call, trained, photos, tmp_path, capsys):
     run = tmp_path / 'collapsed'
     shutil.copytree(trained, run)
     states = torch.load(run / 'checkpoint_last.pt', weights_only=False)
