@@ -226,18 +226,21 @@ def test_a_loss_takes_the_tuples_of_their_miners(loss, flags, theirs, arguments,
 
 
 @pytest.mark.parametrize('loss, flags, theirs, arguments', [TRIPLET, MARGIN, CONTRASTIVE])
-def test_tuples_of_pairs_may_be_tensors_arrays_or_lists(loss, flags, theirs, arguments, pml):
+def test_pairs_that_are_listed_twice_count_twice(loss, flags, theirs, arguments, pml):
     distance = pml.distances.LpDistance(normalize_embeddings=False)
     theirs = vars(pml.losses)[theirs](distance=distance, **arguments)
     found = load('criterion', loss, miner='all', n_classes=4, **flags)
     batch, labels = batch_of()
-    pairs = [[0, 0, 1, 5], [4, 8, 5, 9], [0, 1, 5, 5, 5], [1, 2, 3, 6, 7]]
+    pairs = [[0, 0, 0, 1, 5], [4, 4, 8, 5, 9], [0, 0, 1, 5, 5, 5], [1, 1, 2, 3, 6, 7]]
     wanted = theirs(batch, labels, tuple(map(torch.tensor, pairs)))
     gradient, = torch.autograd.grad(wanted, batch)
     for kind in (torch.tensor, np.array, list):
         value = found(batch, labels, tuple(map(kind, pairs)))
         torch.testing.assert_close(value, wanted)
         torch.testing.assert_close(torch.autograd.grad(value, batch)[0], gradient)
+    if loss == 'contrastive':
+        value = load('criterion', loss, miner='all')(*EMBEDDINGS, ([0, 0, 0], [1, 1, 2], [3], [0]))
+        assert value.item() == pytest.approx((1 + 1 + 3) / 3)
 
 
 def test_references_take_the_place_of_the_batch(pml):
