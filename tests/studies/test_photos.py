@@ -63,8 +63,8 @@ def test_one_seed_is_no_answer(tmp_path):
               'test_e_recall@1': .4, 'train_rho_spectrum@2': .3} for setting in ('MS', 'ProxyAnchor')]
     write(tmp_path / 'photos.csv', lines)
     found = {tier: photos.read(tier, tmp_path) for tier in photos.TIERS}
-    line = line_of(photos.answer_table('finetuned', found['finetuned']), 'How far are the best and the worst loss of the '
-                   'pilot apart?')
+    table = photos.answer_table('finetuned', found['finetuned'])
+    line = line_of(table, 'How far are the best and the worst loss of the pilot apart?')
     assert line[2] == '+0.0 (no interval)' and line[7] == 'one seed so far'
     assert photos.short_table(found) == '19 questions have no answer yet, since their runs go on.'
 
