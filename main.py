@@ -63,6 +63,8 @@ def begin(opt, arguments):
     settings |= {name: vars(opt)[name] for name in datasampler.BATCH}          # may have been chosen just now
     if opt.reproduce:
         note_other_data(opt.reproduce, built.data.description)
+    if opt.n_epochs and not opt.lr and opt.fc_lr <= 0:
+        print('Note: --lr 0 trains no weight of the network', file=sys.stderr)
     files = configuration.checksums_of_files(settings)
     if opt.resume:
         folder = Path(opt.resume)

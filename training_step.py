@@ -11,6 +11,7 @@ Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup, 2021, h
    same random numbers, and backpropagates the gradient through them.
 4. update: the gradients of the network are summed over the processes, and all take the same optimizer step.
 """
+import contextlib
 import functools
 import itertools
 import math
@@ -27,7 +28,7 @@ from optimization import gradients
 from optimization.gradients import existing_gradients, gradient_or_zeros
 from optimization.groups import optimizer_parameters
 from records.trace import hard_pairs
-from utilities import device, exchange, processes
+from utilities import device, exchange, processes, stopping
 from utilities.errors import UserError
 from utilities.randomness import derive, seeded
 
@@ -57,6 +58,7 @@ class TrainingStep:
         # beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has its own graph,
         # so that a resumed run computes with the same graphs
         self.network = torch.compile(self.model, dynamic=False) if opt.compile else self.model
+        self.compiling = stopping.compiling if opt.compile else contextlib.nullcontext
         precision = None if opt.amp == 'none' else getattr(torch, opt.amp)
         self.autocast = functools.partial(torch.autocast, opt.device.type, precision, enabled=precision is not None)
         self.scaler = torch.amp.GradScaler(opt.device.type, enabled=opt.amp == 'float16')
@@ -74,9 +76,10 @@ class TrainingStep:
         self.of_step = types.SimpleNamespace(number=step, size=len(labels), pieces=[], kept=None, shapes={}, counted={})
         labels = labels.to(self.opt.device, non_blocking=True)
         indices = indices.to(self.opt.device, non_blocking=True)
-        outputs = self.embed(images)
-        loss = self.loss(outputs, labels=labels, indices=indices, step=step, epoch=epoch)
-        self.backward(loss, outputs)
+        with self.compiling():
+            outputs = self.embed(images)
+            loss = self.loss(outputs, labels=labels, indices=indices, step=step, epoch=epoch)
+            self.backward(loss, outputs)
         return outputs['batch'].detach(), self.update(loss)
 
     def start_epoch(self, epoch):

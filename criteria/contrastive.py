@@ -12,6 +12,7 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True            # it has a formula for masks of pairs, too, as `all` gives them
+ACCEPTS_COUNTS = True           # masks may also say how often each pair counts
 FLAGS = {'pos_margin': {}, 'neg_margin': {}, 'active_only': {}}
 
 
@@ -19,7 +20,7 @@ def contrastive_loss(distances, positives, negatives, pos_margin=0.0, neg_margin
     """
     Args:
         distances:   distances of pairs, a tensor of any shape.
-        positives:   bool of the same shape, the positive pairs.
+        positives:   bool of the same shape, the positive pairs; or int64, how often each counts as one.
         negatives:   likewise, the negative pairs; a pair that is neither is left out.
         pos_margin:  m⁺, the distance below which positive pairs add no loss.
         neg_margin:  m⁻, the distance above which negative pairs add no loss.
@@ -36,12 +37,15 @@ def contrastive_loss(distances, positives, negatives, pos_margin=0.0, neg_margin
     """
     too_far, too_near = F.relu(distances - pos_margin), F.relu(neg_margin - distances)
     if log is not None:
-        log.update(violating_positives=(positives & (too_far > 0)).count_nonzero(),
-                   violating_negatives=(negatives & (too_near > 0)).count_nonzero())
+        log.update(violating_positives=(positives.bool() & (too_far > 0)).count_nonzero(),
+                   violating_negatives=(negatives.bool() & (too_near > 0)).count_nonzero())
     return masked_mean(too_far, positives, active_only) + masked_mean(too_near, negatives, active_only)
 
 
 def masked_mean(terms, mask, active_only):
+    if mask.dtype != torch.bool:
+        counts = mask * (terms > 0) if active_only else mask
+        return (terms * counts).sum() / counts.sum().clamp(min=1)
     if active_only:
         mask = mask & (terms > 0)
     return terms.where(mask, 0).sum() / mask.count_nonzero().clamp(min=1)

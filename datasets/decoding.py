@@ -22,6 +22,9 @@ NEEDS = {'AVIF': 'avif', 'WEBP': 'webp', 'JPEG2000': 'jpg_2000'}         # Pillo
 TRANSPARENT = ('RGBA', 'LA', 'PA')
 DEEP_COLOURS = re.compile(';16[BLN]')        # in Pillow's name of 16-bit colours, of which it loads the upper bytes
 DARK = 16                                                               # grey level of 255; darker images look black
+MAX_SCANS = 100              # limit of a JPEG file, as in libtiff; usual files have 1 to 10, each as slow as an image
+MARKER = re.compile(rb'\xff([^\x00\x01\xd0-\xd8\xff])')             # of a JPEG file: one with a length after it, or END
+SCAN, END = b'\xda', b'\xd9'
 
 warnings.simplefilter('ignore', Image.DecompressionBombWarning)        # check_size refuses images above the limit
 
@@ -82,6 +85,24 @@ def check_size(width, height, limit=None):
         raise TooLarge(f'{width:,} x {height:,} pixels are more than {limit:,.4g} megapixels')
 
 
+def check_scans(image):
+    """Raises ValueError for an opened JPEG file of more than MAX_SCANS scans: a small one takes long to decode."""
+    if image.format not in ('JPEG', 'MPO'):
+        return
+    place = image.fp.tell()
+    image.fp.seek(0)
+    data = image.fp.read()
+    image.fp.seek(place)
+    n_scans = 0
+    marker = MARKER.search(data)
+    while marker and marker[1] != END and n_scans <= MAX_SCANS:
+        n_scans += marker[1] == SCAN
+        length = int.from_bytes(data[marker.end():marker.end() + 2])
+        marker = MARKER.search(data, marker.end() + max(length, 2))          # libjpeg takes 0 and 1 for 2
+    if n_scans > MAX_SCANS:
+        raise ValueError(f'a JPEG file of more than {MAX_SCANS} scans')
+
+
 def printable_path(path):
     """A path as it can be printed: bytes that are not UTF-8 as \\xff."""
     return os.fsencode(path).decode(errors='backslashreplace')
@@ -89,8 +110,10 @@ def printable_path(path):
 
 def upright(image):
     """
-    An opened PIL image -> the decoded image, upright, in RGB or, if it is grey, in L. Raises ValueError as in_8_bits().
+    An opened PIL image -> the decoded image, upright, in RGB or, if it is grey, in L. Raises ValueError as
+    check_scans() and in_8_bits().
     """
+    check_scans(image)
     # a loaded image of colours no longer tells how many bits they had
     is_deep = image.mode[0] in 'IF' or DEEP_COLOURS.search(str(getattr(image, 'tile', ())[:1]))
     ImageOps.exif_transpose(image, in_place=True)                          # loads it

@@ -126,6 +126,12 @@ class Wandb:
                   f'{folder / "wandb"}/offline-run-*')
             self.last = wandb_files.last_epoch(folder)
             self.run = wandb.init(**arguments, mode='offline', settings=quiet)
+        different = [name for name, value in settings.items() if self.run.config.get(name, value) != value]
+        if different:
+            at_wandb = ', '.join(f'--{name} {self.run.config[name]}' for name in different)
+            here = ', '.join(f'--{name} {settings[name]}' for name in different)
+            print(f'Note: W&B records {at_wandb}, but the run trains with {here}: the command of a sweep needs '
+                  '${args}, by which it passes its values on.')
 
     def log(self, epoch, scalars, arrays):
         import wandb

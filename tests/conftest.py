@@ -221,6 +221,15 @@ def other_program(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def many_scans():
+    """A progressive JPEG file that repeats its last scan 500 times."""
+    file = io.BytesIO()
+    Image.effect_mandelbrot((64, 64), (-2, -1.5, 1, 1.5), 20).save(file, 'JPEG', progressive=True)
+    data = file.getvalue()
+    return data[:-2] + 500 * data[data.rindex(b'\xff\xda'):-2] + data[-2:]
+
+
+@pytest.fixture
 def bomb():
     """A small PNG file of 64 million pixels."""
     file = io.BytesIO()

@@ -226,18 +226,21 @@ def test_a_loss_takes_the_tuples_of_their_miners(loss, flags, theirs, arguments,
 
 
 @pytest.mark.parametrize('loss, flags, theirs, arguments', [TRIPLET, MARGIN, CONTRASTIVE])
-def test_tuples_of_pairs_may_be_tensors_arrays_or_lists(loss, flags, theirs, arguments, pml):
+def test_pairs_that_are_listed_twice_count_twice(loss, flags, theirs, arguments, pml):
     distance = pml.distances.LpDistance(normalize_embeddings=False)
     theirs = vars(pml.losses)[theirs](distance=distance, **arguments)
     found = load('criterion', loss, miner='all', n_classes=4, **flags)
     batch, labels = batch_of()
-    pairs = [[0, 0, 1, 5], [4, 8, 5, 9], [0, 1, 5, 5, 5], [1, 2, 3, 6, 7]]
+    pairs = [[0, 0, 0, 1, 5], [4, 4, 8, 5, 9], [0, 0, 1, 5, 5, 5], [1, 1, 2, 3, 6, 7]]
     wanted = theirs(batch, labels, tuple(map(torch.tensor, pairs)))
     gradient, = torch.autograd.grad(wanted, batch)
     for kind in (torch.tensor, np.array, list):
         value = found(batch, labels, tuple(map(kind, pairs)))
         torch.testing.assert_close(value, wanted)
         torch.testing.assert_close(torch.autograd.grad(value, batch)[0], gradient)
+    if loss == 'contrastive':
+        value = load('criterion', loss, miner='all')(*EMBEDDINGS, ([0, 0, 0], [1, 1, 2], [3], [0]))
+        assert value.item() == pytest.approx((1 + 1 + 3) / 3)
 
 
 def test_references_take_the_place_of_the_batch(pml):
@@ -467,12 +470,12 @@ def test_functions_that_would_broadcast_labels_refuse_them(loss):
         function(batch, labels[:, None], *[torch.randn(4, 2, 4)] * (loss == 'pfml'))
 
 
-@pytest.mark.parametrize('loss', ['proxyanchor', 'oproxy', 'nir', 'pfml'])
+@pytest.mark.parametrize('loss', ['antico', 'proxyanchor', 'oproxy', 'nir', 'pfml'])
 @pytest.mark.parametrize('shift', [-1, 1])
 def test_functions_that_compare_labels_with_proxies_refuse_others(loss, shift):
     """Without a proxy, a sample would only be pushed away; below 0, it would be of a class counted from the end."""
     function, (batch, labels) = getattr(criteria.CRITERIA[loss], f'{loss}_loss'), batch_of()
-    with pytest.raises((ValueError, RuntimeError), match='expected labels from 0 to 3, not |index .* is out of bounds'):
+    with pytest.raises(ValueError, match='expected labels from 0 to 3, not '):
         function(batch, labels + shift, torch.randn(4, 2, 4)[:, slice(2) if loss == 'pfml' else 0],
                  *[None] * (loss == 'nir'))
 

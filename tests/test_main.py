@@ -508,3 +508,10 @@ def test_a_key_that_stands_twice_in_the_config_of_a_run_is_refused(trained, run,
         for flag in ('--evaluate', '--resume'):
             assert run(flag, folder) == 2
             assert f'config.yaml: {sentence}' in capsys.readouterr().err
+
+
+def test_learning_rates_of_zero_and_beyond_float32(quick, run, capsys):
+    assert run(*quick, *FEW, '--lr', '0', '--n_epochs', '1') == 0
+    assert 'Note: --lr 0 trains no weight of the network\n' in capsys.readouterr().err
+    assert run(*quick, *FEW, '--lr', '1e38') == 1
+    assert 'too large for float32 numbers: give a lower --lr' in capsys.readouterr().err

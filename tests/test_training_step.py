@@ -1,8 +1,11 @@
 """The training step: in pieces, by several processes, in mixed precision, compiled; compared with the plain one."""
 import argparse
+import contextlib
 import copy
 import functools
 import math
+import os
+import signal
 import time
 import traceback
 
@@ -25,7 +28,7 @@ from benchmarks.measure import peak_memory
 from evaluation.embedding import network_input
 from records import checkpoint
 from records.trace import Trace
-from tests.helpers import GPU, assert_resumes_exactly, executing, folder_of, with_blocks
+from tests.helpers import GPU, assert_resumes_exactly, executing, folder_of, wait_for, with_blocks
 from tests.shared_batches import (
     IN_FLOAT32,
     LOSSES,
@@ -39,7 +42,7 @@ from tests.shared_batches import (
     train_on_gpus,
 )
 from training_step import TrainingStep
-from utilities import device, exchange
+from utilities import device, exchange, stopping
 from utilities.errors import RunFailed, UserError
 from utilities.randomness import derive, seed_everything, seeded
 
@@ -400,6 +403,66 @@ def test_a_compiled_network_computes_the_same(more, graphs):
     plain, compiled = (train(f'{flags} {flag}', torch.float32, dropout=0.5) for flag in ('', '--compile'))
     assert_near(plain['network'], compiled['network'], 1e-4)
     assert len({*graphs}) == (2 if 'micro_bs 3' in more else 1)
+
+
+# argv: the compiler, and arguments of main.py
+COMPILING = """
+import sys
+from torch._inductor import config
+from utilities import device, stopping
+device.check_compiler = lambda device: None
+config.cpp.cxx = (sys.argv[1],)
+stopping.COMPILING = 1
+stopping.install()
+import main
+sys.exit(main.main(sys.argv[2:]))
+"""
+
+
+def test_a_signal_to_all_processes_ends_a_run_that_compiles(quick, tmp_path):
+    """Also where the compiler goes on."""
+    compiler = tmp_path / 'compiler'
+    compiler.write_text('#!/bin/sh\ncase "$*" in *version*) echo g++; exit;; esac\n'
+                        f"touch {tmp_path}/begun\ntrap '' TERM; exec sleep 600\n")
+    compiler.chmod(0o755)
+    arguments = [*quick, '--compile', '--check_untrained_accuracy', 'false']
+    process, _, errors = executing(tmp_path, COMPILING, compiler, *arguments,
+                                   TORCHINDUCTOR_CACHE_DIR=str(tmp_path / 'compiled'))
+    try:
+        wait_for((tmp_path / 'begun').exists)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(10) == 130, errors.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert 'Traceback' not in errors.read_text() and folder_of(tmp_path).exists()
+
+
+def test_an_error_of_a_compiler_that_a_signal_has_ended_is_no_error(monkeypatch):
+    monkeypatch.setattr(stopping, 'requested', True)
+    monkeypatch.setattr(torch, 'compile', lambda function: 1 / 0)
+    with pytest.raises(KeyboardInterrupt):
+        device.check_compiler(CPU)
+
+
+# The main thread computes in C++ for a minute, where Python calls no handler.
+IN_CPP = """
+import torch
+from utilities import stopping
+stopping.COMPILING = 0.1
+stopping.install()
+with stopping.compiling():
+    print('begun', flush=True)
+    torch.linalg.svd(torch.rand(5000, 5000))
+"""
+
+
+def test_a_signal_ends_a_process_whose_main_thread_waits_for_others(tmp_path):
+    process, out, errors = executing(tmp_path, IN_CPP)
+    wait_for(lambda: 'begun' in out.read_text())
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(10) == 130
+    assert 'Stopped while torch was compiling.' in out.read_text() + errors.read_text()
 
 
 def test_the_two_passes_of_a_compiled_network_have_the_same_random_numbers(compiler):

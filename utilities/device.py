@@ -5,7 +5,7 @@ import warnings
 
 import torch
 
-from utilities import processes
+from utilities import processes, stopping
 from utilities.errors import UserError
 from utilities.machine import accelerator
 
@@ -108,7 +108,8 @@ def check_precision(opt):
 def check_compiler(device):
     """Raises UserError if torch.compile does not work, as without a C++ compiler or, on a GPU, without Triton."""
     try:
-        torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
+        with stopping.compiling():
+            torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:                       # the compiler, Triton and torch raise errors of no common class
         reason = ' '.join(str(error).split())[:200]
         raise UserError(f'--compile: torch.compile does not work on this machine ({reason}); install a C++ compiler '

@@ -135,7 +135,7 @@ def undeclared_flags():
 def explained(needs_less=NEEDS_LESS):
     """
     In the block, errors of torch that other flags can avoid become errors with an advice: WorkerLost, OutOfMemory, and
-    RunFailed for a full shared memory. needs_less: what needs less memory, in words.
+    RunFailed for a full shared memory and for a step beyond float32. needs_less: what needs less memory, in words.
     """
     try:
         yield
@@ -143,6 +143,8 @@ def explained(needs_less=NEEDS_LESS):
         if LOST_WORKER.match(str(error)):
             check()                                          # schedulers send SIGTERM to the data workers as well
             raise WorkerLost from None
+        if 'converted to type float without overflow' in str(error):
+            raise RunFailed('A step of the optimizer is too large for float32 numbers: give a lower --lr.') from None
         if SHARED_MEMORY.search(str(error)):
             raise RunFailed('The shared memory of this machine, /dev/shm, is full, by which data workers hand over '
                             'images: give --kernels 0, or more of it (docker run --shm-size 8g).') from None

@@ -77,11 +77,21 @@ def triplets_from_masks(positives, negatives):
     return triplets.T
 
 
+def triplets_from_counts(positives, negatives):
+    """As triplets_from_masks(), from int64 [B, B] that say how often each pair counts."""
+    anchors, partners = positives.nonzero().T
+    repeats = positives[anchors, partners]
+    anchors = anchors.repeat_interleave(repeats)
+    partners = partners.repeat_interleave(repeats)
+    pair, negative = negatives[anchors].nonzero().T
+    triplets = torch.stack([anchors[pair], partners[pair], negative], dim=1)
+    return triplets.repeat_interleave(negatives[anchors[pair], negative], dim=0)
+
+
 def from_columns(columns, batch):
     """
-    Columns of indices, as miners of pytorch-metric-learning return them: (anchors, positives, negatives) -> triplets
-    [T, 3]; (anchors, positives, anchors, negatives), for pairs -> masks of positive and negative pairs, bool [B, B].
-    Raises ValueError for columns of different lengths, and for indices outside the batch.
+    As from_tuple(), for columns given by a caller. If they list a pair several times, the masks are int64 and say how
+    often each pair counts. Raises ValueError for columns of different lengths, and for indices outside the batch.
     """
     columns = [as_indices(column, batch.device) for column in columns]
     lengths = [len(column) for column in columns]
@@ -89,7 +99,12 @@ def from_columns(columns, batch):
         raise ValueError('columns of different lengths')
     if any(len(column) and not 0 <= column.min() <= column.max() < len(batch) for column in columns):
         raise ValueError('indices outside the batch')
-    return from_tuple(columns, batch)
+    if len(columns) == 3:
+        return torch.stack(columns, dim=1)
+    counts = torch.zeros(2, len(batch), len(batch), dtype=torch.int64, device=batch.device)
+    for count, first, second in zip(counts, columns[::2], columns[1::2], strict=True):
+        count.index_put_((first, second), torch.ones_like(first), accumulate=True)
+    return tuple(counts) if (counts > 1).any() else tuple(counts.bool())
 
 
 def as_indices(column, device):
@@ -107,13 +122,17 @@ def is_column(part):
     return getattr(part, 'ndim', None) == 1
 
 
-def from_tuple(columns, batch):
-    """As from_columns(), for tensors of int64 on the batch's device that need no checks: nothing waits for a GPU."""
-    if len(columns) == 3:
-        return torch.stack(columns, dim=1)
+def from_tuple(mined, batch):
+    """
+    What a miner of pytorch-metric-learning returns, tensors of int64 indices: (anchors, positives, negatives) ->
+    triplets [T, 3]; (anchors, positives, anchors, negatives), for pairs -> masks of positive and negative pairs, bool
+    [B, B].
+    """
+    if len(mined) == 3:
+        return torch.stack(mined, dim=1)
     masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
-    masks[0][columns[:2]] = True
-    masks[1][columns[2:]] = True
+    masks[0][mined[:2]] = True
+    masks[1][mined[2:]] = True
     return masks[0], masks[1]
 
 
@@ -140,13 +159,15 @@ class Miner:
     takes_masks: whether the criterion takes masks; otherwise it gets the triplets that they make.
     use:         'triplets' if the loss takes triplets or the pairs in them; 'any' if it is of a library and takes both
                  forms; 'own' if it takes only the pairs of particular miners (npair), or has losses inside it.
+    takes_counts: whether it also takes int64 masks, how often each pair counts.
     """
 
-    def __init__(self, batchminer, name, takes_masks, use='triplets'):
+    def __init__(self, batchminer, name, takes_masks, use='triplets', takes_counts=False):
         self.batchminer = batchminer
         self.name = name
         self.takes_masks = takes_masks
         self.use = use
+        self.takes_counts = takes_counts
         self.names = {'indices', 'step', 'epoch'} & {*inspect.signature(batchminer).parameters}
         # the tuples of the last batch, and those given by a wrapper or the caller
         self.of_step = types.SimpleNamespace(mined=None, tuples=None)
@@ -165,7 +186,10 @@ class Miner:
                                 'int64 tensor [T, 3] or a list of triples, or masks of positive and negative pairs, '
                                 'two bool [B, B], or three or four tensors of indices (docs/extending.md)') from error
         self.of_step.mined = found
-        if not self.takes_masks:
+        has_counts = isinstance(found, tuple) and found[0].dtype != torch.bool
+        if has_counts and self.use == 'own':
+            self.of_step.mined = tuple(counts.bool() for counts in found)
+        elif not self.takes_masks or has_counts and not self.takes_counts:
             self.of_step.mined = self.last
         return self.of_step.mined
 
@@ -183,11 +207,14 @@ class Miner:
     def last(self):
         """The triplets [T, 3] of the last batch."""
         mined = self.of_step.mined
-        return triplets_from_masks(*mined) if isinstance(mined, tuple) else mined
+        if not isinstance(mined, tuple):
+            return mined
+        make = triplets_from_masks if mined[0].dtype == torch.bool else triplets_from_counts
+        return make(*mined)
 
     def given(self):
         """A miner for a loss whose wrapper gives the tuples, as `of_step.tuples` of this miner."""
-        return Miner(self.batchminer, self.name, self.takes_masks, self.use)
+        return Miner(self.batchminer, self.name, self.takes_masks, self.use, self.takes_counts)
 
     def listing(self):
         """The same miner for a criterion that takes triplets only."""
@@ -199,7 +226,7 @@ def fitted(loss, batchminer, name):
     of_pairs = {*(loss.ALLOWED_MINING_OPS or ['any'])} <= {*PAIRS}
     takes_masks = of_pairs or getattr(loss, 'ACCEPTS_MASKS', False)
     use = 'own' if of_pairs else 'triplets'
-    return Miner(batchminer, name, takes_masks, use)
+    return Miner(batchminer, name, takes_masks, use, getattr(loss, 'ACCEPTS_COUNTS', False))
 
 
 def checked(mined, batch):

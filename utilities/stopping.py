@@ -3,9 +3,11 @@ The start of a script, and its end by Ctrl-C or SIGTERM. The handler of signals 
 check() where they can stop, which then raises KeyboardInterrupt. An exception raised by the handler itself could vanish
 in a callback whose exceptions Python ignores.
 """
+import contextlib
 import importlib.util
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -16,6 +18,7 @@ ENVIRONMENT = Path(__file__).resolve().parents[1] / '.venv'
 POLL = 0.2                                           # seconds between two checks while waiting
 BOUNCE = 1.0                                         # seconds after a request in which another Ctrl-C is the same one
 GRACE = 10                                           # seconds that a process has to end by itself after a request
+COMPILING = 5                                        # seconds that a step which may compile goes on after a request
 requested = False                              # whether to stop; other code may set it, too
 asked_at = 0.0                                 # the time of the first request
 immediate = False                              # whether a signal ends the process at once
@@ -98,6 +101,39 @@ def checked(items):
     for item in items:
         check()
         yield item
+
+
+@contextlib.contextmanager
+def compiling():
+    """
+    For work in which torch may compile: after a request to stop, the process ends COMPILING seconds later unless the
+    block has ended, since compiling takes minutes, and waits for ever for compilers that the same signal has ended.
+    Python calls no handler while the main thread waits for torch's threads; so another thread reads the signals.
+    """
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+    ended = threading.Event()
+    threading.Thread(target=end_at_signal, args=[reading, ended], daemon=True).start()
+    before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    except Exception:
+        check()                                      # an error of a compiler that the same signal has ended
+        raise
+    finally:
+        signal.set_wakeup_fd(before)
+        ended.set()
+        writing.close()
+
+
+def end_at_signal(reading, ended):
+    """Ends the process COMPILING seconds after a signal whose number can be read, unless `ended` is set by then."""
+    with reading:
+        for found in iter(lambda: reading.recv(1), b''):                       # empty at the end of the block
+            if found[0] in (signal.SIGINT, signal.SIGTERM) and not ended.wait(COMPILING):
+                if os.environ.get('RANK', '0') == '0':
+                    os.write(2, b'\nStopped while torch was compiling.\n')
+                os._exit(130)
 
 
 def sleep(seconds):

@@ -487,6 +487,21 @@ def test_pixels_are_counted_before_they_are_decoded(opt, patterns, tmp_path, cap
         images[[path.name for path in images.paths].index('bomb.png')]
 
 
+def test_scans_are_counted_before_they_are_decoded(tmp_path, many_scans):
+    """But not those of a preview in the file, nor what follows the image; what libjpeg skips hides none."""
+    place = tmp_path / 'scans.jpg'
+    last = many_scans.index(b'\xff\xda', 1000)                           # the scan that is repeated
+    for skipped in (b'', b'\0\1', b'\xff\xff\xff', b'\xff\xd0\xff\x01', b'\xff\xe5\0\0'):
+        place.write_bytes(many_scans[:last] + skipped + many_scans[last:])
+        for side in (None, 16):
+            with pytest.raises(UserError, match='scans.jpg: not a readable image .a JPEG file of more than 100 scans'):
+                decoding.read_upright(place, side=side)
+    few = many_scans[:last] + b'\xff\xd9'
+    preview = b'\xff\xe5' + (2 + 400).to_bytes(2) + 200 * b'\xff\xda'
+    place.write_bytes(few[:2] + preview + few[2:] + 200 * b'\xff\xda\0\2')
+    decoding.read_upright(place)
+
+
 def test_a_large_image_below_the_limit_gives_no_warning(monkeypatch, bomb, recwarn):
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 40_000_000)                 # above which Pillow warns
     fresh = runpy.run_path(decoding.__file__)                                  # pytest has reset the filters

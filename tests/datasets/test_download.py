@@ -1,4 +1,5 @@
 """Downloads continue, are checked, and are unpacked."""
+import contextlib
 import hashlib
 import io
 import multiprocessing
@@ -124,6 +125,29 @@ def test_a_wrong_archive_is_refused_and_never_deleted(server, tmp_path):
     assert (tmp_path / 'data.tgz').exists() and not (tmp_path / 'a.txt').exists()
     download.fetch(server.url + '/data.tgz', md5(server.content), tmp_path)
     assert (tmp_path / 'a.txt').exists() and server.requests == [0]
+
+
+@pytest.mark.parametrize('name, kind', [
+    ('../outside', tarfile.REGTYPE), ('{outside}', tarfile.REGTYPE), ('a', tarfile.SYMTYPE), ('a', tarfile.LNKTYPE),
+    ('a', tarfile.CHRTYPE), ('a', tarfile.FIFOTYPE)])
+def test_no_member_of_an_archive_changes_what_lies_outside(name, kind, tmp_path):
+    """The member of the second name would be written through the link that is the first one."""
+    folder, outside = tmp_path / 'inside', tmp_path / 'outside'
+    folder.mkdir()
+    outside.write_text('mine')
+    name = name.format(outside=outside)
+    entry, through = tarfile.TarInfo(name), tarfile.TarInfo(name)
+    entry.type, entry.linkname, through.size = kind, '../outside', 6
+    with tarfile.open(folder / 'a.tgz', 'w:gz') as archive:
+        archive.addfile(entry)
+        archive.addfile(through, io.BytesIO(b'theirs'))
+    with zipfile.ZipFile(folder / 'a.zip', 'w') as archive:
+        archive.writestr(name, 'theirs')
+    for archive in ('a.tgz', 'a.zip'):
+        with contextlib.suppress(tarfile.FilterError):
+            download.unpack(folder / archive, folder)
+        assert outside.read_text() == 'mine'
+    assert all(path.is_file() and not path.is_symlink() or path.is_dir() for path in folder.rglob('*'))
 
 
 @pytest.mark.parametrize('dataset', ['cars196', 'online_products', 'inshop', 'folder'])

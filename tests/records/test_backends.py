@@ -178,3 +178,16 @@ def test_tensorboard_holds_log_csv_also_after_resume(quick, run, tmp_path):
         assert [value for _, value in points] == pytest.approx([value for _, value in wanted], rel=1e-6, nan_ok=True)
     assert [event.step for event in events.Histograms('test/rho_spectrum@0')] == list(rows)
     assert [event.step for event in events.Images('retrieval/test')] == [1, 2]
+
+
+def test_a_sweep_that_does_not_pass_its_values_on_is_a_note(quick, run, tmp_path, monkeypatch, capsys):
+    """As the agent of a sweep starts a command without ${args}: the values come in a file that W&B reads."""
+    pytest.importorskip('wandb')
+    (tmp_path / 'sweep.yaml').write_text('wandb_version: 1\nlr:\n  value: 0.5\nbs:\n  value: 12\n')
+    monkeypatch.setenv('WANDB_SWEEP_ID', 'abc')
+    monkeypatch.setenv('WANDB_SWEEP_PARAM_PATH', str(tmp_path / 'sweep.yaml'))
+    arguments = [*quick, '--n_epochs', '0', '--evaluation_metrics', 'e_recall@1', '--log_online']
+    assert run(*arguments) == 0
+    note = 'Note: W&B records --lr 0.5, but the run trains with --lr 0.001: the command of a sweep needs ${args}'
+    assert note in capsys.readouterr().out
+    assert run(*arguments, '--lr', '0.5') == 0 and 'W&B records' not in capsys.readouterr().out

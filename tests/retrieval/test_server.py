@@ -133,6 +133,7 @@ def test_another_name_of_the_machine_is_refused_and_nothing_is_loaded_from_elsew
 
 @pytest.mark.parametrize('kind, sentence', [
     ('other_program', 'This file is not an image that can be read.'),
+    ('many_scans', 'This file is not an image that can be read.'),
     ('bomb', 'The photo has more than 52 million pixels.')])
 def test_harmful_files_are_refused_before_they_are_decoded(kind, sentence, client, index, monkeypatch, request):
     if kind == 'bomb':
