@@ -66,7 +66,7 @@ def rows_of(command, seconds):
 def measure_all(benchmarks, of):
     """
     Prints the table of benchmarks, {name: (the command that prints its Rows, its limit in seconds)}, on the machine
-    `of`, and each ratio as soon as it is measured.
+    `of`; each row also on the standard error, as soon as it is measured.
 
     Raises RunFailed in the end if a benchmark was not complete; the others are measured all the same.
     """
@@ -78,7 +78,7 @@ def measure_all(benchmarks, of):
         try:
             for row in rows_of(command, seconds):
                 rows.append(row)
-                print(f'  {row.job}: {row.ours / row.peer:.2f}', file=sys.stderr, flush=True)
+                print(f'  {" | ".join(cells(row))}', file=sys.stderr, flush=True)
         except UserError:
             print('  not measured', file=sys.stderr, flush=True)
         except RunFailed as error:

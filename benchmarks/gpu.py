@@ -4,16 +4,20 @@ All benchmarks and tests that need a GPU, the most important first. Run this fir
 python -m benchmarks.gpu [PART ...]
 python -m benchmarks.gpu --device cpu --quick     runs every part on the CPU at tiny sizes, to test this script
 
-Times are wall-clock seconds between synchronisations. pytorch-metric-learning and faiss are compared if installed.
+Each part runs in a process of its own, with a time limit. Times are wall-clock seconds between synchronisations.
+pytorch-metric-learning and faiss are compared if installed.
 """
 import argparse
+import contextlib
 import csv
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -37,6 +41,10 @@ N_PROCESSES = 2
 RECALL = 0.53
 METRICS = ['precision_at_1', 'r_precision', 'map_at_r', 'e_recall@10', 'e_recall@1000', 'mAP']
 TOLERANCE = 1e-6             # largest difference of a metric on the GPU from the CPU's
+SYNCHRONISED = 'called a synchronizing CUDA operation'               # torch's words
+# (loss, miner): how often the host waits in a step, by the list in docs/development.md
+WAITS = {('multisimilarity', 'none'): 0, ('proxyanchor', 'none'): 0, ('margin', 'distance'): 1,
+         ('triplet', 'semihard'): 1}
 
 
 def tests(run):
@@ -65,6 +73,32 @@ def steps(run):
     full = step.Case([*run.flags, '--tf32', 'false'])
     peer = median(step.measure({'step': full.step})['step'])
     yield Row(f"training step, {run.job}, PyTorch's precision; --tf32 false", ours, peer, 1.0)
+
+
+def waits(run):
+    """How often the host waits for the GPU in a step; on the CPU, never. One is added to both numbers: most are 0."""
+    for (loss, miner), listed in WAITS.items():
+        case = step.Case([*run.flags, '--loss', loss, '--batch_mining', miner])
+        for _ in range(step.WARM_UP):                          # the first steps set up things
+            case.step()
+        counting = synchronisations() if run.device.type == 'cuda' else contextlib.nullcontext([])
+        with counting as found:
+            case.step()
+        yield Row(f'1 + waits of a step, {loss}, miner {miner}; 1 + those listed', 1 + len(found), 1 + listed, 1.0)
+
+
+@contextlib.contextmanager
+def synchronisations():
+    """Yields a list that contains, after the block, the warnings of all synchronisations with an NVIDIA GPU in it."""
+    found = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        torch.cuda.set_sync_debug_mode('warn')
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode('default')
+    found += [str(warning.message) for warning in caught if SYNCHRONISED in str(warning.message)]
 
 
 def half(run):
@@ -165,19 +199,31 @@ def processes(run):
 
 
 def compiled(run):
-    """How long compiling a step takes; then the compiled step, beside the plain one."""
+    """How long compiling a step takes, at most COMPILING seconds; then the compiled step, beside the plain one."""
     plain = step.Case(run.flags)
     began = time.monotonic()
+    limit = threading.Timer(COMPILING, end_compiling, [run.job])
+    limit.daemon = True
+    limit.start()
     case = step.Case([*run.flags, '--compile'])
     case.step()
+    limit.cancel()
     yield Row(f'compiling a training step, {run.job}; its limit', time.monotonic() - began, COMPILING, 1.0)
     seconds = step.measure({'compiled': case.step, 'plain': plain.step})
     yield Row(f'training step, {run.job}, --compile; without', *map(median, seconds.values()), 1.0)
 
 
+def end_compiling(job):
+    """Prints a row that says that compiling exceeded its limit, and ends this process."""
+    row = Row(f'compiling a training step, {job}, not done when ended; its limit', COMPILING + 1, COMPILING, 1.0)
+    figures.print_rows([row])
+    os._exit(0)
+
+
 # {name: (generator of its Rows, time limit in seconds)}
-PARTS = {'tests': (tests, 250), 'step': (steps, 90), 'ranking': (ranking, 120), 'bfloat16': (half, 60),
-         'runs': (runs, 150), 'clusters': (clusters, 60), 'processes': (processes, 90), 'compile': (compiled, 120)}
+PARTS = {'tests': (tests, 250), 'step': (steps, 90), 'ranking': (ranking, 120), 'waits': (waits, 60),
+         'bfloat16': (half, 60), 'runs': (runs, 150), 'clusters': (clusters, 60), 'processes': (processes, 90),
+         'compile': (compiled, 120)}
 
 
 def prepare(options):

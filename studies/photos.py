@@ -17,7 +17,7 @@ from utilities.text_tables import markdown
 
 FOLDER = Path(__file__).parent
 TIERS = {'finetuned': 'Photos', 'frozen': 'Frozen'}           # {part of photos.yaml: prefix of groups}
-NOT_RUN = 'not run yet'
+NOT_RUN, ONE_SEED = 'not run yet', 'one seed so far'            # in place of an answer
 FIXED = ('Untrained', 'Untrained_512')                        # settings without randomness
 MAP, RECALL = 'map_at_r', 'e_recall@1'
 DENSITY = Column('train', 'rho_spectrum@2').name
@@ -153,7 +153,7 @@ def findings(tier, found):
             if 'correlation' in question:
                 words = {'within': f'within ± {bound:g}', 'more': 'positive', 'less': 'negative'}
             word = estimates.answer(estimate, bound)
-            word = words.get(word, word)
+            word = ONE_SEED if np.isnan(estimate.half) else words.get(word, word)
         lines.append((question, name, estimate, word))
     return lines
 
@@ -192,7 +192,7 @@ def short_table(found):
         lines = findings(tier, found[tier])
         for question in registered()[tier]:
             of_question = [line for line in lines if line[0] is question]
-            if all(word == NOT_RUN for *_, word in of_question):
+            if all(word in (NOT_RUN, ONE_SEED) for *_, word in of_question):
                 n_open += 1
                 continue
             cells = [f'{with_interval(estimate, 2 if "correlation" in question else 1)} {word}'.strip()

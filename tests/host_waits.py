@@ -3,7 +3,6 @@ What makes the host wait for a GPU, found without one: with torch's fake tensors
 data; and for each miner and loss the operations that do, with the reason.
 """
 import contextlib
-import warnings
 from unittest import mock
 
 import torch
@@ -12,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 NUMBER, SHAPE, COPY = 'a number', 'a shape', 'a copy'
-SYNCHRONISED = 'called a synchronizing CUDA operation'               # torch's words
 LENGTH = 3                                               # of what fake tensors cannot tell
 
 # {name: what the host waits for in each call, with the default flags}. Others wait for nothing.
@@ -111,17 +109,3 @@ def batch_on(device, n_samples=8, dim=4):
     """A batch and its labels."""
     return (torch.randn(n_samples, dim, device=device, requires_grad=True),
             torch.zeros(n_samples, device=device, dtype=torch.int64))
-
-
-@contextlib.contextmanager
-def synchronisations():
-    """Yields a list that contains, after the block, the warnings of all synchronisations with an NVIDIA GPU in it."""
-    found = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter('always')
-        torch.cuda.set_sync_debug_mode('warn')
-        try:
-            yield found
-        finally:
-            torch.cuda.set_sync_debug_mode('default')
-    found += [str(warning.message) for warning in caught if SYNCHRONISED in str(warning.message)]

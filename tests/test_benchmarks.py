@@ -6,6 +6,7 @@ import io
 import json
 import os
 import platform
+import re
 import shlex
 import signal
 import sys
@@ -19,7 +20,8 @@ import evaluation
 from benchmarks import Row, __main__, bare_loop, figures, gpu
 from benchmarks.embeddings import embeddings
 from evaluation.ranking import counting
-from tests.helpers import executing, wait_for
+from tests import host_waits
+from tests.helpers import executed, executing, wait_for
 from utilities import errors, stopping
 from utilities.errors import RunFailed, UserError
 
@@ -95,13 +97,24 @@ def in_process(monkeypatch, run, tmp_path):
     monkeypatch.setattr(gc, 'collect', lambda: 0)              # a second in a process of many tests
 
 
-@pytest.mark.parametrize('part', gpu.PARTS)
-def test_each_part_of_the_gpu_benchmark_has_rows_on_the_cpu(part, in_process, capfd):
-    rows = [*gpu.PARTS[part][0](gpu.prepare(argparse.Namespace(device='cpu', quick=True)))]
-    assert rows and all(row.ours > 0 and row.peer > 0 for row in rows)
-    said = {'tests': 'make test-gpu: skipped: it needs an NVIDIA GPU, and PyTorch 2 finds none',
-            'ranking': 'ranking is not compared with faiss'}
-    assert said.get(part, '') in capfd.readouterr().err
+def test_the_gpu_benchmark_has_rows_of_every_part_on_the_cpu(in_process, monkeypatch, capfd):
+    """In the order of their worth."""
+    def rows_of(command, seconds):
+        return gpu.PARTS[command[-1]][0](gpu.prepare(argparse.Namespace(device='cpu', quick=True)))
+
+    monkeypatch.setattr(stopping, 'install', lambda: None)
+    monkeypatch.setattr(figures, 'rows_of', rows_of)
+    gpu.main(['--device', 'cpu', '--quick'])
+    out, err = capfd.readouterr()
+    _, *parts = re.split(r'^\[\d+ s\] gpu (\w+)\n', err, flags=re.MULTILINE)
+    printed = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert [*printed] == ['tests', 'step', 'ranking', 'waits', 'bfloat16', 'runs', 'clusters', 'processes', 'compile']
+    rows = cells(out[out.index('| job'):])
+    assert all(float(ours) > 0 and float(peer) > 0 for _, ours, peer, *_ in rows)
+    for part, text in printed.items():
+        assert any(' | '.join(row) in text for row in rows), part
+    assert 'make test-gpu: skipped: it needs an NVIDIA GPU, and PyTorch 2 finds none' in printed['tests']
+    assert 'ranking is not compared with faiss' in printed['ranking']
 
 
 def test_the_bare_loop_sets_nothing_of_torchs(in_process):
@@ -155,6 +168,16 @@ def test_sigterm_to_all_processes_ends_the_benchmark_while_a_part_compiles(tmp_p
     wait_for(lambda: not is_alive(int((tmp_path / 'begun').read_text())))
 
 
+def test_compiling_that_takes_too_long_ends_with_a_row_that_says_so(tmp_path):
+    code = ("import time\nfrom benchmarks import gpu\ngpu.COMPILING = 0.1\n"
+            "gpu.torch.compile = lambda *given, **options: time.sleep(60)\n"
+            "gpu.main(['--device', 'cpu', '--quick', 'compile', '--rows'])")
+    exit_code, out, errors = executed(tmp_path, code, seconds=50)
+    assert exit_code == 0, errors
+    row = Row(*json.loads(out.splitlines()[-1]))
+    assert 'not done when ended' in row.job and row.ours / row.peer > row.target
+
+
 def test_other_metrics_on_the_gpu_than_on_the_cpu_are_a_failure(monkeypatch):
     compute = gpu.evaluation.compute
     monkeypatch.setattr(gpu.evaluation, 'compute', lambda *given, **options: {
@@ -168,6 +191,11 @@ def test_other_metrics_on_the_gpu_than_on_the_cpu_are_a_failure(monkeypatch):
 def test_without_a_gpu_a_sentence_says_so(capsys):
     assert errors.exit_code('benchmarks.gpu', lambda: gpu.main([])) == 2
     assert 'there is no NVIDIA GPU here' in capsys.readouterr().err
+
+
+def test_the_waits_of_the_gpu_benchmark_are_those_that_the_tests_list():
+    assert gpu.WAITS == {(loss, miner): len(host_waits.MINERS.get(miner, {})) + len(host_waits.LOSSES.get(loss, {}))
+                         for loss, miner in gpu.WAITS}
 
 
 def test_the_embeddings_have_the_recall():

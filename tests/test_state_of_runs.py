@@ -15,6 +15,7 @@ import main
 import training_step
 from records import checkpoint
 from tests.helpers import assert_same_end, folder_of, kept_by
+from tests.test_processes import runs
 
 FEW = ['--iterations_per_epoch', '3', '--evaluation_metrics', 'e_recall@1', '--loss', 'softmax+triplet',
        '--batch_mining', 'none+semihard', '--n_epochs', '4', '--check_untrained_accuracy', 'false']
@@ -92,12 +93,16 @@ class Step(training_step.TrainingStep):
         return super().update(loss)
 
 
+def edit(replace=setattr):
+    replace(criteria.CRITERIA['softmax'], 'Criterion', Loss)
+    replace(batch_mining.BATCHMINERS['semihard'], 'BatchMiner', Miner)
+    replace(datasampler.SAMPLERS['class_random'], 'Sampler', Sampler)
+    replace(training_step, 'TrainingStep', Step)
+
+
 @pytest.fixture
 def edited(monkeypatch):
-    monkeypatch.setattr(criteria.CRITERIA['softmax'], 'Criterion', Loss)
-    monkeypatch.setattr(batch_mining.BATCHMINERS['semihard'], 'BatchMiner', Miner)
-    monkeypatch.setattr(datasampler.SAMPLERS['class_random'], 'Sampler', Sampler)
-    monkeypatch.setattr(training_step, 'TrainingStep', Step)
+    edit(monkeypatch.setattr)
 
 
 @pytest.mark.parametrize('more', [[], ['--eval_every', '2'], ['--micro_bs', '5'], ['--start_from']],
@@ -115,6 +120,17 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_been_stopped(more, quick, run, t
     assert run('--resume', half, '--n_epochs', '4') == 0
     assert_same_end(folder_of(tmp_path), half)
     assert 'no checkpoint can hold' not in capsys.readouterr().err
+
+
+def test_so_does_a_run_of_two_processes(quick, tmp_path):
+    edited = 'from tests import test_state_of_runs; test_state_of_runs.edit()'
+    half = folder_of(tmp_path, 'half_s1')
+    codes, _, errors = runs(tmp_path, (2, [*quick, *FEW], edited),
+                            (2, [*quick, *FEW, '--group', 'half', '--n_epochs', '2'], edited),
+                            (2, ['--resume', half, '--n_epochs', '4'], edited))
+    assert codes == [0, 0, 0], errors
+    assert_same_end(folder_of(tmp_path), half)
+    assert 'no checkpoint can hold' not in errors
 
 
 def test_an_iterator_is_named_before_the_run_is_stopped(quick, run, tmp_path, monkeypatch, capsys):

@@ -9,11 +9,11 @@ import torch
 import batch_mining
 import criteria
 from batch_mining import all_pairs, easyhard, hard, lifted, multisimilarity, npair, semihard
+from benchmarks.gpu import synchronisations
 from tests.batch_mining import references
 from tests.batch_mining.batches import SHAPES, collapsed, grid, unit
 from tests.batch_mining.test_triplets import agrees
 from tests.helpers import examples_alone, flags_alone, published
-from tests.host_waits import synchronisations
 from utilities.errors import UserError
 
 MINERS = {name: module for name, module in batch_mining.BATCHMINERS.items() if module}

@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import batch_mining
 import criteria
+from benchmarks.gpu import synchronisations
 from records.trace import Trace
 from tests import host_waits
 from tests.criteria import cases
@@ -151,6 +152,6 @@ def test_on_a_gpu_a_step_synchronises_no_more_often_than_listed(loss, miner, opt
     batch = torch.nn.functional.normalize(torch.randn(16, 4, device='cuda'), dim=1).requires_grad_()
     labels = torch.arange(4, device='cuda').repeat_interleave(4, output_size=16)
     for _ in range(2):                                     # what is set up at the first step does not count
-        with host_waits.synchronisations() as found:
+        with synchronisations() as found:
             criterion(batch=batch, labels=labels, batch_features=batch, f_embed=None).backward()
     assert len(found) <= len(listed(loss, miner)), found

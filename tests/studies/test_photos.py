@@ -58,6 +58,17 @@ def values(rows):
             for setting in LEVELS}
 
 
+def test_one_seed_is_no_answer(tmp_path):
+    lines = [{'dataset': 'folder', 'group': f'Photos_birds_{setting}', 'seed': 2, 'epoch': 15, 'test_map_at_r': .1,
+              'test_e_recall@1': .4, 'train_rho_spectrum@2': .3} for setting in ('MS', 'ProxyAnchor')]
+    write(tmp_path / 'photos.csv', lines)
+    found = {tier: photos.read(tier, tmp_path) for tier in photos.TIERS}
+    table = photos.answer_table('finetuned', found['finetuned'])
+    line = line_of(table, 'How far are the best and the worst loss of the pilot apart?')
+    assert line[2] == '+0.0 (no interval)' and line[7] == 'one seed so far'
+    assert photos.short_table(found) == '19 questions have no answer yet, since their runs go on.'
+
+
 def test_runs_on_other_test_images_have_no_mean(tmp_path):
     lines = [{'dataset': 'folder', 'group': f'Photos_birds_{setting}', 'seed': 2, 'epoch': 15, 'test_map_at_r': .1,
               'test_hash': of_images} for setting, of_images in (('MS', 'a'), ('Margin', 'b'))]
