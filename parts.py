@@ -410,6 +410,7 @@ def keep(opt, model, images, split, batches, embedding, compared):
 def restore(opt, source):
     """The Parts of an evaluation, with the weights of the run folder or checkpoint `source`."""
     states = checkpoint.load(checkpoint.find(source))
+    require_possible(opt, source, states)
     parts = prepare(opt)
     load_weights(opt, source, states, parts.model)
     parts.criterion = ranking_criterion(opt, source, states)
@@ -440,10 +441,19 @@ def ranking_criterion(opt, source, states):
 def restore_network(opt, source):
     """The trained network of `source` as restore() gives it, without its data; sets opt.device and opt.input_size."""
     states = checkpoint.load(checkpoint.find(source))
+    require_possible(opt, source, states)
     opt.device = device.select(opt)
     model = build_network(opt, build_backbone(opt))
     load_weights(opt, source, states, model)
     return model
+
+
+def require_possible(opt, source, states):
+    """Raises UserError for layers wider than the weights of a checkpoint can be, before memory is taken for them."""
+    widest = sum(max(part.shape, default=0) for part in states['model'].values())
+    if max(opt.embed_dim, *opt.embed_layers, opt.lora_rank) > widest:
+        raise UserError(f'{source}: its weights do not fit the flags --embed_dim, --embed_layers and --lora_rank: they '
+                        f'have {widest:,} rows or columns altogether')
 
 
 def load_weights(opt, source, states, model):

@@ -189,6 +189,15 @@ def test_splits_that_are_cut_off_are_refused_by_readers_and_restored_by_a_resume
 
 # Hostile files
 
+@pytest.mark.parametrize('name, value', [('embed_dim', 10 ** 9), ('embed_layers', [10 ** 9]), ('lora_rank', 10 ** 9)])
+def test_a_size_that_no_weights_have_is_refused_before_memory_is_taken(name, value, half, run, capsys, tmp_path):
+    states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
+    states['settings'][name] = value
+    torch.save(states, tmp_path / 'hostile.pt')
+    assert run('--evaluate', tmp_path / 'hostile.pt') == 2
+    assert 'its weights do not fit the flags --embed_dim, --embed_layers and --lora_rank' in capsys.readouterr().err
+
+
 NASTY = ['', '0', '-1', '1e400', '9' * 400, '0x10', '1_0', 'nan', 'true', 'null', '~', '2001-01-01', '!!binary a',
          '{a: 1}', '[1, [2]]', '"', "'", ': ', '- ', '#', '%', '=', '--', '\udc80', '\n', '\t', '−', '/', '..',
          '<<: *a', '|\n', 'k' * 300]
