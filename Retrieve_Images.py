@@ -83,8 +83,8 @@ def build():
                              help='number of nearest images that vote for the class of a photo, the name of their '
                                   'folder; 0: no class')
     index.add_argument('--codes', metavar='FAISS', default='',
-                       help="a string of faiss's index_factory, such as IVF1000,Flat or PQ16, by which photos are "
-                            'searched; by default, the search is exact')
+                       help="search by a string of faiss's index_factory, such as IVF1000,Flat or PQ16; by default, "
+                            'the search is exact')
     for command in (query, add, remove, serve):
         command.add_argument('index', metavar='INDEX', help='folder of the index')
     for command in (query, add, remove):
