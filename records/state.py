@@ -22,6 +22,7 @@ from records.encoding import (
     digest,
     has_attributes,
     is_left_out,
+    is_plain,
     is_tensor,
     items,
     memory,
@@ -47,6 +48,7 @@ class State:
     objects:  {place: object} of all objects whose attributes may be state. A place is a Python expression, such as
               criterion.queue[0]; '' is `built` itself.
     as_built: {place: {name: text that identifies the attribute's value when the run was built, by told()}}.
+    constant: {(place, name): the value itself} of those with an immutable value.
     changed:  (place, name) of the attributes whose values have differed from it. They are saved from then on; only
               plain values are compared again.
     """
@@ -59,9 +61,15 @@ class State:
         self.objects = dict(sorted(self.objects.items(), key=lambda item: root(item[0]) not in TRAINED))
         self.as_built = {}
         by_memory = self.by_memory()
-        self.as_built = {place: {name: self.told(thing, name, value, by_memory)
-                                 for name, value in attributes(thing, place).items()}
-                         for place, thing in self.objects.items()}
+        as_built = {}
+        self.constant = {}
+        for place, thing in self.objects.items():
+            as_built[place] = {}
+            for name, value in attributes(thing, place).items():
+                as_built[place][name] = self.told(thing, name, value, by_memory)
+                if is_immutable(value) and not self.is_whole(thing, name):
+                    self.constant[place, name] = value
+        self.as_built = as_built
         self.required_grad = {place: leaf.requires_grad for place, leaf in self.leaves().items()}
         self.changed = set()
         self.noted = set()
@@ -118,7 +126,7 @@ class State:
         """
         if self.is_stored(thing, name) or self.is_whole(thing, name):
             return form_of(value)
-        if type(value) in PLAIN:                              # most of them, by far
+        if type(value) in PLAIN:
             return digest(value)
         return form_of(value) + digest(Writer(self.place_of, by_memory, compares=True).encode(value))
 
@@ -134,10 +142,11 @@ class State:
                     gradient between two steps, because it is being accumulated.
         frozen:     {place: requires_grad} of the parameters for which it has changed.
         """
-        gradients = self.gradients()
+        leaves = self.leaves()
+        gradients = self.gradients(leaves)
         if not processes.is_main():
             return None
-        frozen = {place: leaf.requires_grad for place, leaf in self.leaves().items()
+        frozen = {place: leaf.requires_grad for place, leaf in leaves.items()
                   if leaf.requires_grad != self.required_grad.get(place)}
         found = {'attributes': self.changed_attributes(), 'gradients': gradients, 'frozen': frozen}
         return {name: value for name, value in found.items() if value}
@@ -168,6 +177,8 @@ class State:
         return saved
 
     def has_changed(self, place, thing, name, value, by_memory):
+        if self.constant.get((place, name), self) is value:   # most of them, by far
+            return False
         if self.place_of(value) is None and is_left_out(value):
             return False                                      # such as a function, which the resumed run has, too
         if (place, name) in self.changed and type(value) not in PLAIN or self.is_whole(thing, name):
@@ -179,8 +190,8 @@ class State:
             self.noted.add(where)
             print(f'Note: {where} {what}', file=sys.stderr)
 
-    def gradients(self):
-        leaves = self.leaves()
+    def gradients(self, leaves):
+        """The entry `gradients` of save(), in all processes. leaves: those of leaves()."""
         exist = torch.zeros(processes.count(), len(leaves), device=self.device)
         exist[processes.rank()] = torch.tensor([float(leaf.grad is not None) for leaf in leaves.values()])
         if processes.count() > 1:
@@ -296,6 +307,10 @@ def reached(built, stored=()):
             if not isinstance(value, BY_STATE_DICT):          # their state dicts are made anew each time
                 queue.extend((joined(place, name), part) for name, part in attributes(value, place).items())
     return places, objects
+
+
+def is_immutable(value):
+    return type(value) in PLAIN or type(value) is tuple and is_plain(value)
 
 
 def is_module(value):
