@@ -28,7 +28,7 @@ def load(opt, name, backbone):
     """
     keys = ''
     if opt.weights:
-        state, keys = read_state_dict(opt.weights, lambda state: find_prefix(state, backbone) is not None)
+        state, keys = read_state_dict(opt.weights, lambda found: find_prefix(found, backbone) is not None)
         source = f'--weights {opt.weights}'
     elif opt.not_pretrained:
         return
@@ -62,7 +62,7 @@ def load_whole(network, path):
     the network, perhaps with one prefix. Raises UserError if it does not fit.
     """
     whole = Backbone(network, None)
-    state, keys = read_state_dict(path, lambda state: find_prefix(state, whole) is not None, '--start_from')
+    state, keys = read_state_dict(path, lambda found: find_prefix(found, whole) is not None, '--start_from')
     state, prefix, _ = without_prefix(state, whole)
     own = network.state_dict()
     require_fit(f'--start_from {path}: its weights do not fit the network of this run (--weights takes those of a '

@@ -27,8 +27,10 @@ def softhard_triplets(batch, labels):
     nearest_negative = similarity.masked_fill(~different, -torch.inf).amax(dim=1, keepdim=True)
     farther = positives & (similarity < nearest_negative)
     nearer = different & (similarity > farthest_positive)
-    positive, n_positives = sample_uniform(torch.where(farther.any(dim=1, keepdim=True), farther, positives))
-    negative, n_negatives = sample_uniform(torch.where(nearer.any(dim=1, keepdim=True), nearer, different))
+    farther = torch.where(farther.any(dim=1, keepdim=True), farther, positives)
+    nearer = torch.where(nearer.any(dim=1, keepdim=True), nearer, different)
+    positive, n_positives = sample_uniform(farther)
+    negative, n_negatives = sample_uniform(nearer)
     anchor = (n_positives * n_negatives).nonzero()[:, :1]
     return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 

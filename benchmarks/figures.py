@@ -23,8 +23,9 @@ PEERS = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'pytorch-metric-learning'
 
 def machine(threads, device=None):
     """The machine and the versions that rows depend on, in one line."""
-    parts = [processor(), *([device] if device else []), f'{os.cpu_count()} cores', f'threads: {threads}',
-             f'Python {platform.python_version()}']
+    parts = [processor(), f'{os.cpu_count()} cores', f'threads: {threads}', f'Python {platform.python_version()}']
+    if device:
+        parts.insert(1, device)
     for name in PEERS:
         try:
             parts.append(f'{name} {version(name)}')

@@ -92,7 +92,7 @@ def lines_of_words(text):
     word is a list of pieces: (kind, a name of a group in PIECE; text).
     """
     position = 0
-    number = lines = 1                # of the line that words begin in, and of the text so far
+    number = lines = 1                # the line that words begin in, and the lines so far
     words = []
     word = []
     while position < len(text):

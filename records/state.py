@@ -60,16 +60,14 @@ class State:
         # the parts of a trained network are encoded first, so that they contain no references to other parts
         self.objects = dict(sorted(self.objects.items(), key=lambda item: root(item[0]) not in TRAINED))
         self.as_built = {}
-        by_memory = self.by_memory()
-        as_built = {}
         self.constant = {}
+        by_memory = self.by_memory()
         for place, thing in self.objects.items():
-            as_built[place] = {}
+            self.as_built[place] = {}
             for name, value in attributes(thing, place).items():
-                as_built[place][name] = self.told(thing, name, value, by_memory)
+                self.as_built[place][name] = self.told(thing, name, value, by_memory)
                 if is_immutable(value) and not self.is_whole(thing, name):
                     self.constant[place, name] = value
-        self.as_built = as_built
         self.required_grad = {place: leaf.requires_grad for place, leaf in self.leaves().items()}
         self.changed = set()
         self.noted = set()

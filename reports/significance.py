@@ -90,7 +90,7 @@ def half_width_to_published(values, population_std, n):
         return float(stats.t.ppf(0.975, n - 1) * std * np.sqrt(1 + 1 / n))
     if np.isnan(std):
         return t_interval(values)[1]
-    squares = np.square([stats.sem(values), std / np.sqrt(n)])             # of the two standard errors
+    squares = np.square([stats.sem(values), std / np.sqrt(n)])             # the two standard errors, squared
     freedom = squares.sum() ** 2 / (squares ** 2 / [len(values) - 1, n - 1]).sum()
     return float(stats.t.ppf(0.975, freedom) * np.sqrt(squares.sum()))
 

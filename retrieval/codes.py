@@ -40,7 +40,7 @@ def divided(code, dim):
 
 def compare(opt):
     """Prints the table for the split of split_of_pictures() and writes it into the run folder."""
-    if not (opt.eval_features or opt.pca):                   # what faiss does not accept is said before the work
+    if not (opt.eval_features or opt.pca):                   # codes that faiss refuses are named before the work
         for code in opt.codes:
             width, factory = divided(code, opt.embed_dim)
             search.built(factory, width)

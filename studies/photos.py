@@ -37,8 +37,9 @@ def read(tier, rows=FOLDER / 'rows'):
     file = rows / f'{TIERS[tier].lower()}.csv'
     found = {name: ({}, {}) for name in registered()['sets']}
     values = class_values.read(file.with_name(f'{file.stem}_classes.csv'))
-    lines = [(0, run.group, run.seed, run) for run in final_rows.read(file)]
-    for place, group, seed, content in lines + [(1, *key, of_run) for key, of_run in values.items()]:
+    contents = {(run.group, run.seed, 0): run for run in final_rows.read(file)}
+    contents |= {(group, seed, 1): of_classes for (group, seed), of_classes in values.items()}
+    for (group, seed, place), content in contents.items():
         _, name, setting = group.split('_', 2)
         if name in found:                                     # other sets have no questions
             found[name][place].setdefault(setting, {})[seed] = content
