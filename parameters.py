@@ -137,8 +137,6 @@ def data_parameters(parser):
         help='start of the test range, as a fraction of the sorted classes; it wraps around')
     add('--train_level', metavar='N', type=COUNT, default=0,
         help='labels in training: 0 for classes, 1 for their super-classes, more for coarser levels')
-    add('--label_noise', metavar='FRACTION', type=number(float, 0, 1), default=0.0,
-        help='fraction of the training images that get a wrong label, uniform over the other classes')
     switch('--unsupervised', help='train with each image as a class of its own; evaluation uses the labels')
     switch('--use_tv_split', common=True, help='split a validation set off the training set')
     switch('--tv_split_by_samples',

@@ -12,7 +12,6 @@ from datasets import (
     folder,
     glyphs,
     inshop,
-    label_noise,
     omniglot,
     online_products,
     splits,
@@ -38,7 +37,7 @@ class Data:
     """
     train:       the training images, with augmentation; empty where a data set without a training split is
                  evaluated. With --unsupervised, each image is a class of its own; with --train_level, the classes are
-                 super-classes; with --label_noise, some labels are wrong.
+                 super-classes.
     evaluation:  {split: ImageSet} without augmentation, for each of 'train', 'val' and 'test' that exists.
     description: the classes and hashes of the splits, from splits.describe.
     """
@@ -51,9 +50,6 @@ def check(opt, changed):
     """Raises UserError for flags of the data that do not go together. changed: as for splits.check()."""
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
-    if opt.unsupervised and opt.label_noise:
-        raise UserError(f'--label_noise {opt.label_noise} changes labels of the training images, which --unsupervised '
-                        'does not use; leave one of them out')
     if opt.unsupervised and opt.train_level:
         raise UserError(f'--train_level {opt.train_level} and --unsupervised exclude each other: an image that is a '
                         'class of its own has no super-class')
@@ -88,8 +84,6 @@ def select(opt, input_size):
         description['splits_file'] = splits.split_file.describe(opt)
     if other_data:
         description['other_data'] = other_data
-    if opt.label_noise:
-        description['label_noise'] = label_noise.apply(opt, train)
     return Data(train, sets, description)
 
 

@@ -38,7 +38,7 @@ RUNS = [
     ('--split_scheme class_folds --bs 8 --eval_ema', '--tv_split_by_samples',
      '--fold 1 --n_folds 3 --n_training_folds 2 --test_size 0.4 --test_start 0.2', ['--eval_ema True']),
     ('', '', '--pca 4 --eval_normalize --eval_bs 5 --bootstrap 10 --cluster_every 2 --eval_every 2 --patience 2 '
-     '--use_tv_split --tv_split_perc 0.5 --label_noise 0.1 --skip_bad_images --views 2 --warmup 1 --lr_warmup 1 '
+     '--use_tv_split --tv_split_perc 0.5 --skip_bad_images --views 2 --warmup 1 --lr_warmup 1 '
      '--lr_warmup_unit steps --ema 0.9 --layer_decay 0.9 --decay_exclude biases --kernels 0 --micro_bs 100'),
 ]
 
