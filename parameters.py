@@ -226,11 +226,9 @@ def network_parameters(parser):
     add('--embed_init',
         choices={'default': "torch's random weights", 'orthogonal': 'random orthogonal rows',
                  'kaiming': 'normal with standard deviation (2 / --embed_dim)^(1/2)',
-                 'identity': 'the first --embed_dim features', 'pca': 'principal components of the training features',
-                 'lda': 'their linear discriminants'}, default='default',
+                 'identity': 'the first --embed_dim features', 'pca': 'principal components of the training features'},
+        default='default',
         help='initial weights of the embedding layer')
-    add('--embed_lda_shrinkage', type=FRACTION, default=0.1,
-        help='--embed_init lda: weight of a multiple of the identity in the within-class covariance')
     add('--freeze', type=frozen_part, default='none', metavar='none|backbone|stem|N',
         help='part of the backbone that is not trained; N: the stem and the first N blocks; none trains all')
     add('--lora_rank', type=COUNT, default=0,

@@ -264,12 +264,12 @@ def prepare(opt):
 
 
 def fit_embedding(opt, parts):
-    """Fits the embedding layer to the features of the training images, with --embed_init pca or lda."""
-    if opt.embed_init in embedding_layer.FITTED:
+    """Fits the embedding layer to the features of the training images, with --embed_init pca."""
+    if opt.embed_init == 'pca':
         keep_evaluated_features(opt, parts)
         train = parts.data.evaluation['train']
         rows = evaluation.embed(opt, parts.model, train, 'train', features=True).embeddings
-        embedding_layer.fit(opt, parts.model.f_embed, rows, parts.data.train.labels)
+        embedding_layer.fit(opt, parts.model.f_embed, rows)
 
 
 def build_backbone(opt):

@@ -22,7 +22,7 @@ REMOVED = {
     'language_distill_w': 0.0, 'language_vectors': None, 'language_pseudoclass': False, 'language_pseudoclass_topk': 5,
     'language_delay': 0, 'language_shift': 1.0, 'language_temp': 1.0, 'language_distill_dir': 'backward',
     'mahalanobis': False, 'mahalanobis_lr': -1.0, 'prompts': 0, 'prompt_depth': 0,
-    'decode': 'exact', 'label_noise': 0.0,
+    'decode': 'exact', 'label_noise': 0.0, 'embed_lda_shrinkage': 0.1,
 }
 # Removed flags that never changed a result
 REMOVED_WITHOUT_EFFECT = {'language_model'}
@@ -151,6 +151,8 @@ def without_removed(place, settings):
     """
     used = [f'--{name} {command_line.text_of(settings[name])}' for name, default in REMOVED.items()
             if settings.get(name, default) != default]
+    if settings.get('embed_init') == 'lda':
+        used.append('--embed_init lda')
     if used:
         raise UserError(f'{place}: it was trained with {", ".join(used)}, which no longer exists; use the code of the '
                         f'git tag {TAG}')

@@ -15,7 +15,7 @@ RUNS = [
      '--loss_triplet_margin 0.3 --loss_softmax_lr 0.1 --miner_semihard_margin 0.1 --loss_weights 1 2 --loss_decay 0.1 '
      '--loss_optim sgd --momentum 0.5'),
     ('--loss triplet --scheduler none --optim sgd', '--tau 3 5 --xbm_start 3 --loss_optim adam --loss_decay 0.1 '
-     '--adam_eps 1e-6 --gamma 0.5 --embed_norm_affine --embed_lda_shrinkage 0.5', '--momentum 0.5'),
+     '--adam_eps 1e-6 --gamma 0.5 --embed_norm_affine', '--momentum 0.5'),
     ('--loss softmax --scheduler cosine --embed_optim sgd', '--gamma 0.5 --lr_warmup_unit steps',
      "--loss_softmax_lr 0.1 --lr_floor 0.1 --cosine_delay 1 --loss_decay 0.1 --embed_optim_args '{momentum: 0.5}'"),
     ('--data_sampler image_random',

@@ -149,7 +149,6 @@ def test_without_labels_a_run_is_another_one_and_evaluates_the_same_images(quick
 @pytest.mark.parametrize('flags, sentence', [
     ('--bs 10 --views 3', '--bs 10 is not divisible by --views 3, the number of times that each image is in its batch'),
     ('--unsupervised --samples_per_class 2', '--samples_per_class 2: with --unsupervised, a class has one image'),
-    ('--unsupervised --embed_init lda', '--embed_init lda uses the labels of the training images'),
 ])
 def test_flags_that_cannot_be_are_refused(flags, sentence):
     with pytest.raises(UserError, match=sentence):
