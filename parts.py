@@ -16,7 +16,7 @@ import datasets
 import evaluation
 import optimization
 import training_step
-from architectures import batch_norm, embedding_layer, weights
+from architectures import embedding_layer, weights
 from datasets import features
 from evaluation.embedding import evaluation_batches
 from optimization import moving_average
@@ -134,7 +134,6 @@ def build(opt):
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
     drawn = opt if opt.n_epochs else changed(opt, bs=2, samples_per_class=2, views=1)
     parts.sampler = datasampler.select(drawn, parts.data.train, parts.criterion)
-    batch_norm.check_pieces(opt, parts.model)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
     let_embed(opt, parts, n_steps)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps,

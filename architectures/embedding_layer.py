@@ -23,12 +23,12 @@ def check_flags(opt):
             raise UserError(f'--embed_init pca fits a single linear layer; leave --{flag} out')
 
 
-def embedding_layer(opt, n_features):
+def embedding_layer(opt, n_features, dim):
     """
-    Features [B, F] -> embeddings [B, D]: the norm --embed_norm, then a linear layer from n_features to --embed_dim, or
+    Features [B, F] -> embeddings [B, D]: the norm --embed_norm, then a linear layer from n_features to dim, or
     an MLP with ReLU and hidden layers of the widths --embed_layers.
     """
-    widths = [n_features, *opt.embed_layers, opt.embed_dim]
+    widths = [n_features, *opt.embed_layers, dim]
     layers = [torch.nn.Linear(n_in, n_out, bias=opt.embed_bias) for n_in, n_out in itertools.pairwise(widths)]
     if opt.embed_init in INITS:
         for layer in layers:

@@ -119,9 +119,10 @@ class EmbeddingNetwork(torch.nn.Module):
         self.maps, self.pool = backbone.maps, backbone.pool
         self.f_embed = backbone.f_embed
         if self.f_embed is None:
-            self.f_embed = embedding_layer(cascade.level_options(opt), backbone.n_features)
+            self.f_embed = embedding_layer(opt, backbone.n_features, opt.embed_dim // (len(opt.cascade) + 1))
         self.inner = cascade.InnerLevels(opt, backbone) if opt.cascade else None
-        self.kept = depth.freeze(opt, self.backbone)            # names of modules that stay in evaluation mode
+        # names of modules that stay in evaluation mode
+        self.kept = [] if opt.freeze == 'none' else depth.freeze(opt, self.backbone)
         if opt.lora_rank:
             self.backbone.requires_grad_(False)
             low_rank.adapt(opt, self.backbone)

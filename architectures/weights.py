@@ -19,7 +19,7 @@ WRAPPERS = ('module', '_orig_mod')            # parts of names that DataParallel
 
 def load(opt, name, backbone):
     """
-    Loads --weights, or the pretrained weights unless --not_pretrained, into backbone.network.
+    Loads --weights, or else the pretrained weights, into backbone.network.
 
     The weights must contain every parameter of the network, and nothing else except a classifier, which is ignored.
     If their names have a prefix, it is dropped, with a note. If they do not fit, the network's library may convert
@@ -30,8 +30,6 @@ def load(opt, name, backbone):
     if opt.weights:
         state, keys = read_state_dict(opt.weights, lambda found: find_prefix(found, backbone) is not None)
         source = f'--weights {opt.weights}'
-    elif opt.not_pretrained:
-        return
     elif backbone.download is None:
         raise UserError(f'--arch {name} has no pretrained weights: train from scratch with --not_pretrained, or pass '
                         '--weights FILE')

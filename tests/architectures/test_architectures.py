@@ -130,8 +130,8 @@ def test_input_formats(opt):
     ('resnet51', '--arch resnet51: unknown; choose from .*resnet50, bninception'),
     ('timn:resnet18', '--arch, prefix timn: unknown; choose from timm, torchvision, pretrainedmodels'),
     ('pretrainedmodels:resnet51', '--arch pretrainedmodels:resnet51: unknown'),
-    ('resnet_50_normalize_frozzen', 'timm:NAME, torchvision:NAME, pretrainedmodels:NAME; _frozen and _normalize may be '
-                                    'appended; did you mean resnet50_normalize_frozen[?]'),
+    ('resnet_50_normalize', 'timm:NAME, torchvision:NAME, pretrainedmodels:NAME; _frozen and _normalize may be '
+                            'appended; did you mean resnet50_normalize[?]'),
     ('pytorchvision:resnet18', 'did you mean torchvision[?]'),
     ('torchvision:resnet51_normalize', 'list_models.* lists the names; _frozen .*did you mean torchvision:resnet[0-9]+_'
                                        'normalize[?]'),

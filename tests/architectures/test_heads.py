@@ -195,8 +195,8 @@ def test_a_batch_norm_over_a_single_image_is_refused_at_the_start(flags, refused
     error = capsys.readouterr().err
     assert code == (2 if refused else 0) and (tmp_path / 'runs').exists() != refused
     assert not refused or error == (
-        'main.py: error: --bs 17 with --micro_bs 2: a piece of the batch has a single image, and the BatchNorm layer '
-        'f_embed.0 needs two to normalise; change --bs or --micro_bs so that each piece has two\n')
+        'main.py: error: --embed_norm batch needs two images to normalise, and a piece of a batch of --bs 17 has a '
+        'single one; change --bs or --micro_bs so that each piece has two\n')
 
 
 def test_without_a_bias_and_orthogonal(opt):
@@ -236,7 +236,7 @@ def fitted(opt, data, **flags):
     """The embedding layer after a fit to the data, and its embeddings of them as an array."""
     features = torch.from_numpy(data).float()
     flags = opt(**flags)
-    layer = embedding_layer.embedding_layer(flags, features.shape[1])
+    layer = embedding_layer.embedding_layer(flags, features.shape[1], flags.embed_dim)
     embedding_layer.fit(flags, layer, features)
     return layer, layer.eval()(features).detach().double().numpy()
 
