@@ -16,18 +16,15 @@ INITS = {
 }
 
 
-def check_flags(opt):
-    """Raises UserError for an --embed_init that does not go with other flags."""
-    for flag in ('cascade', 'embed_layers'):
-        if opt.embed_init == 'pca' and getattr(opt, flag):
-            raise UserError(f'--embed_init pca fits a single linear layer; leave --{flag} out')
-
-
 def embedding_layer(opt, n_features, dim):
     """
     Features [B, F] -> embeddings [B, D]: the norm --embed_norm, then a linear layer from n_features to dim, or
-    an MLP with ReLU and hidden layers of the widths --embed_layers.
+    an MLP with ReLU and hidden layers of the widths --embed_layers. Raises UserError for --embed_init pca on more than
+    a single linear layer.
     """
+    for flag in ('cascade', 'embed_layers'):
+        if opt.embed_init == 'pca' and getattr(opt, flag):
+            raise UserError(f'--embed_init pca fits a single linear layer; leave --{flag} out')
     widths = [n_features, *opt.embed_layers, dim]
     layers = [torch.nn.Linear(n_in, n_out, bias=opt.embed_bias) for n_in, n_out in itertools.pairwise(widths)]
     if opt.embed_init in INITS:

@@ -9,7 +9,6 @@ import datasets
 import evaluation
 import optimization
 import parameters
-from architectures import embedding_layer
 from configuration import resuming
 from flags import command_line
 from flags.command_line import accepted_settings, given, mappings, merged, read_config, tokens
@@ -105,7 +104,6 @@ def check(opt, changed):
     """
     run_folder.check_names(opt)
     datasets.check(opt, changed)
-    embedding_layer.check_flags(opt)
     datasampler.check(opt)
     check_methods(opt)
     criteria.wrapping.check_flags(opt)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from tqdm import tqdm
 
 from datasets import (
-    boxes,
     cars196,
     cub200,
+    decoding,
     folder,
     glyphs,
     inshop,
@@ -77,7 +77,11 @@ def select(opt, input_size):
         table = replace(table, parts=None, roles=None)       # or else queries would be compared with the gallery only
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation) for name, chosen in split.items()}
-    labelled = each_its_own_class(table) if opt.unsupervised else at_level(table, opt)
+    labelled = table
+    if opt.unsupervised:
+        labelled = replace(table, classes=[f'{i:09}' for i in range(len(table.paths))], superclasses={}, coarser=[])
+    elif opt.train_level:
+        labelled = at_level(table, opt)
     train = ImageSet(labelled, split.get('train', []), training)
     description = splits.describe(sets) | {'image_hashes': splits.image_hashes(table, split)}
     if opt.splits:
@@ -99,16 +103,9 @@ def unlike_published(dataset, table):
     return f'{"; ".join(differences)}: results are not comparable with published ones' if differences else ''
 
 
-def each_its_own_class(table):
-    """The table with each image in a class of its own, without super-classes."""
-    return replace(table, classes=[f'{i:09}' for i in range(len(table.paths))], superclasses={}, coarser=[])
-
-
 def at_level(table, opt):
     """The table with the super-classes of --train_level as classes, and the levels above as their super-classes."""
     levels = [table.superclasses, *table.coarser]
-    if opt.train_level == 0:
-        return table
     if opt.train_level > len(levels) or any(
             levels[opt.train_level - 1].get(name) is None for name in table.classes):
         n_levels = sum(all(level.get(name) is not None for name in table.classes) for level in levels)
@@ -141,7 +138,7 @@ def without_bad_images(table):
 def is_readable(source):
     stopping.check()
     try:
-        boxes.read_upright(source)
+        decoding.read_upright(source)
     except UserError:
         return False
     return True

@@ -3,6 +3,8 @@ import contextlib
 import itertools
 import os
 import random
+import re
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from datasets import boxes, decoding
+from datasets import decoding
 from datasets.loading import Loader, workers
 from flags.command_line import is_text
 from utilities.device import is_gpu
@@ -30,7 +32,7 @@ class ImageTable:
     ignored: files and folders among the images that are not images.
     groups:  None, or the group (camera, place, day) of each image.
     roles:   None, or whether each image is a query and whether it is in the gallery, in the split of its part.
-    boxes:   None, or the boxes.Box of each image, the part of its file that is read.
+    boxes:   None, or the decoding.Box of each image, the part of its file that is read.
     """
     paths: list
     classes: list
@@ -150,7 +152,7 @@ class ImageSet(torch.utils.data.Dataset):
         index, seed = as_pair(item)
         with restored_generators(seed is not None):
             seed_generators(seed)
-            image = self.transform(boxes.read_upright(self.sources[index]))
+            image = self.transform(decoding.read_upright(self.sources[index]))
         return image, int(self.labels[index]), int(index)
 
     def batch(self, items):
@@ -163,7 +165,7 @@ class ImageSet(torch.utils.data.Dataset):
         with restored_generators(any(seed is not None for _, seed in pairs)):
             for index, seed in pairs:
                 seed_generators(seed)
-                loaded.append(self.transform.load(boxes.read_upright(self.sources[index])))
+                loaded.append(self.transform.load(decoding.read_upright(self.sources[index])))
         indices = torch.tensor([int(index) for index, _ in pairs])
         return self.transform.collate(loaded), torch.from_numpy(self.labels)[indices], indices
 
@@ -256,6 +258,24 @@ def note_ignored(ignored, file=None):
     missing = [kind for kind in decoding.FORMATS['HEIF'] if kind in counts and kind not in decoding.suffixes()]
     if missing:
         print(f'Note: {" and ".join(missing)} can be read after: pip install pillow-heif', file=file)
+
+
+def note_similar_labels(where, labels):
+    """
+    Prints labels that are the same number, such as 1 and 1.0, or differ only in capitals, in blanks at their ends or in
+    Unicode's form. where: for the note.
+    """
+    alike = {}
+    for label in sorted(labels):
+        text = unicodedata.normalize('NFC', label.strip())
+        is_number = re.fullmatch(r'[+-]?\d+(\.\d*)?', text)
+        key = float(text) if is_number else text.casefold()
+        alike.setdefault(key, []).append(label if label == text else ascii(label))
+    pairs = [' and '.join(found) for found in alike.values() if len(found) > 1]
+    if pairs:
+        more = f', and {len(pairs) - 3:,} more' if len(pairs) > 3 else ''
+        print(f'Note: {where}: these labels are different classes, although they are one number, or differ in capitals '
+              f'or blanks only: {", ".join(pairs[:3])}{more}')
 
 
 def listed_rows(file, columns, begins_with_count=False):

@@ -137,10 +137,9 @@ def cut_test(opt, items):
     -> (others, test). The test range is the fraction --test_size of `items`, starting at the fraction --test_start; it
     wraps around at the end of the list.
     """
-    def index(fraction):
-        return math.floor(len(items) * fraction + 1e-9)           # 10 * (0.7 + 0.1) is rounded below 8
-
-    test = {i % len(items) for i in range(index(opt.test_start), index(opt.test_start + opt.test_size))}
+    start, end = (math.floor(len(items) * fraction + 1e-9)        # 10 * (0.7 + 0.1) is rounded below 8
+                  for fraction in (opt.test_start, opt.test_start + opt.test_size))
+    test = {i % len(items) for i in range(start, end)}
     return [item for i, item in enumerate(items) if i not in test], [item for i, item in enumerate(items) if i in test]
 
 

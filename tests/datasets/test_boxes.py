@@ -10,7 +10,7 @@ from PIL import ExifTags, Image
 
 import datasets
 from datasets import boxes, decoding
-from datasets.boxes import Box
+from datasets.decoding import Box
 from datasets.loading import Loader
 from retrieval import review
 from tests.datasets.test_loading import photos  # noqa: F401
@@ -46,7 +46,7 @@ def test_pixels_are_those_of_pillows_crop(photos, tmp_path):                    
         image = decoding.read_upright(path)
         for box in ((0, 0, *image.size), (3, 2, image.width // 2, image.height - 1), (1, 1, 2, 2)):
             expected, source = np.asarray(image.crop(box)), Box(path, *box, 2)
-            assert np.array_equal(np.asarray(boxes.read_upright(source)), expected), (path, box)
+            assert np.array_equal(np.asarray(decoding.read_upright(source)), expected), (path, box)
 
 
 @pytest.mark.parametrize('augmentation', ['base', 'mlrc', 'adv'])
