@@ -39,7 +39,8 @@ class Backbone:
     bgr:      whether that order is blue, green, red.
     head:     name prefixes of the removed classifiers in weight files.
     renamed:  {name prefix in weight files: the network's name prefix}, where they differ.
-    download: () -> the pretrained state dict; None where there is none.
+    url:      address of the pretrained state dict, with its hash in the name; None where there is none.
+    download: () -> the pretrained state dict, if it is not that of `url`.
     converted: (network, state dict) -> a state dict with the network's names and shapes, as far as the library can
               convert it; None where it converts none.
     maps:     (network, images) -> the input of the pooling: the last maps [B, C, H, W], or the tokens [B, T, C] of a
@@ -56,6 +57,7 @@ class Backbone:
     bgr: bool = False
     head: tuple = ()
     renamed: dict = field(default_factory=dict)
+    url: str | None = None
     download: Callable | None = None
     converted: Callable | None = None
     maps: Callable | None = None

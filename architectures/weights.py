@@ -30,7 +30,7 @@ def load(opt, name, backbone):
     if opt.weights:
         state, keys = read_state_dict(opt.weights, lambda found: find_prefix(found, backbone) is not None)
         source = f'--weights {opt.weights}'
-    elif backbone.download is None:
+    elif not backbone.url and not backbone.download:
         raise UserError(f'--arch {name} has no pretrained weights: train from scratch with --not_pretrained, or pass '
                         '--weights FILE')
     else:
@@ -193,11 +193,13 @@ def read_file(path, flag):
 
 def download(name, backbone):
     try:
-        return backbone.download()
+        if backbone.download:
+            return backbone.download()
+        return torch.hub.load_state_dict_from_url(backbone.url, map_location='cpu', check_hash=True, weights_only=True)
     except UserError:
         raise
     except Exception as error:  # each library reports a missing network in its own way
-        url = getattr(backbone.download, 'url', None) or ''
+        url = backbone.url or ''
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         known = re.search(r'-([0-9a-f]{8,64})\.\w+$', url)
         hint = f' (any copy will do whose SHA-256 begins with {known[1]})' if known else ''

@@ -1,6 +1,5 @@
 """The table of a data set's images on disk, and the image set of one split, which reads them."""
 import contextlib
-import itertools
 import os
 import random
 import re
@@ -321,17 +320,10 @@ def find(opt, name, layouts, where):
     """
     The first of `layouts`, paths below --source_path, that exists.
 
-    Raises UserError with `where`, the expected folders as trees and where to get the data, if there is none; where
-    --source_path leads into the data set, with the folder above that is meant.
+    Raises UserError with `where`, the expected folders as trees and where to get the data, if there is none.
     """
     for layout in layouts:
         if os.path.exists(Path(opt.source_path) / layout):           # False for a name that is too long; a Path raises
             return Path(opt.source_path) / layout
-    given = Path(os.path.abspath(opt.source_path))
-    for above, layout in itertools.product(given.parents[:4], layouts):
-        place = above / layout
-        if os.path.isdir(place) and (given in (place, *place.parents) or place in given.parents):
-            raise UserError(f'--source_path {opt.source_path}: this folder is part of the data set; give the one above '
-                            f'{Path(layout).parts[0]}: --source_path {above}')
     others = f', or another of these layouts in {opt.source_path}' if len(layouts) > 1 else ''
     raise UserError(f'--dataset {name}: expected {Path(opt.source_path) / layouts[0]}{others}:\n{where}')

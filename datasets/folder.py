@@ -19,8 +19,6 @@ WHERE = ('images/<class>/*.jpg (or .png ...), also in folders of super-classes; 
 
 
 def load(opt):
-    if opt.download:
-        raise UserError('--download: --dataset folder is your own data; there is nothing to download')
     if opt.csv:
         return image_list.read(Path(opt.csv), Path(opt.source_path), opt.csv_columns,
                                with_groups='across' in opt.eval_level)
