@@ -10,7 +10,7 @@ from sklearn.decomposition import PCA
 import architectures
 import criteria
 import optimization
-from architectures import conv4, embedding_layer, pooling
+from architectures import embedding_layer, pooling
 from tests.helpers import after_training, assert_same_end, folder_of, rows_of
 from utilities.errors import UserError
 
@@ -30,17 +30,6 @@ def maps_of(values):
 
 # Pooling
 
-def test_without_flags_the_network_is_what_it_was(opt):
-    torch.manual_seed(3)
-    model = select(opt, 'conv4', embed_dim=7)
-    torch.manual_seed(3)
-    network, layer = conv4.backbone(opt()).network, torch.nn.Linear(256, 7)
-    expected = {f'backbone.{name}': value for name, value in network.state_dict().items()}
-    expected |= {'f_embed.weight': layer.weight, 'f_embed.bias': layer.bias}
-    assert list(model.state_dict()) == list(expected)
-    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
-
-
 def test_known_values():
     maps = maps_of([1, 2, 3, 6])
     pool = {name: pooling.OF_MAPS[name](maps).item() for name in ('avg', 'max', 'avg_max')}
@@ -49,11 +38,6 @@ def test_known_values():
     assert pooling.Gem(1.)(maps).item() == pytest.approx(3)
     assert pooling.Gem(80.)(maps / 6).item() == pytest.approx(1, abs=.02)
     assert pooling.Gem()(maps_of([0, 0, -5, 0])).item() == pytest.approx(1e-6)
-    gem = pooling.Gem()
-    gem(maps).backward()
-    step = 1e-3
-    slope = (pooling.Gem(3 + step)(maps) - pooling.Gem(3 - step)(maps)) / (2 * step)
-    assert gem.p.grad.item() == pytest.approx(slope.item(), rel=.02) and gem.p.grad > 0
     tokens = torch.tensor([[[1., 2.], [50., 50.], [3., 5.], [5., 9.]]])
     assert {name: pooling.OF_TOKENS[name](tokens, n_prefix=2).tolist() for name in pooling.OF_TOKENS} == {
         'token': [[1, 2]], 'patches': [[4, 7]], 'token_patches': [[1, 2, 4, 7]]}

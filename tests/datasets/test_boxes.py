@@ -1,6 +1,5 @@
 """Boxes of a CSV file are cropped wherever their images are read."""
 import csv
-import multiprocessing
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,6 @@ from PIL import ExifTags, Image
 import datasets
 from datasets import boxes, decoding
 from datasets.decoding import Box
-from datasets.loading import Loader
 from retrieval import review
 from tests.datasets.test_loading import photos  # noqa: F401
 from tests.helpers import after_training, folder_of
@@ -184,13 +182,3 @@ def test_a_column_of_the_box_is_missing(scenes, opt):
         (scenes / 'list.csv').write_text(f'path,label,{columns}\n0.png,a,1,2,3,4')
         with pytest.raises(UserError, match=sentence):
             datasets.select(opt(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv')), 16)
-
-
-def test_loaders_in_other_processes_read_boxes(scenes, opt):
-    data = datasets.select(opt(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv')), 16)
-    test = data.evaluation['test']
-    loader = Loader(test, batch_size=8, num_workers=1, multiprocessing_context=multiprocessing.get_context('fork'),
-                    generator=torch.Generator())
-    (batch, _, _), = loader
-    expected = torch.stack([test[index][0] for index in range(8)])
-    assert torch.allclose(batch.float() / 255, expected, atol=1e-6)

@@ -1,8 +1,6 @@
 """Every layout a user may have, splits, images of all kinds, and data that are missing or bad."""
 import io
 import os
-import re
-import runpy
 import shutil
 
 import numpy as np
@@ -13,7 +11,6 @@ from PIL import Image
 import configuration
 import datasets
 from datasets import base, decoding, splits, transforms
-from tests.helpers import ROOT
 from utilities.errors import UserError
 
 
@@ -44,26 +41,6 @@ def test_cars196_both_layouts(opt, tmp_path):
     data = select(opt, tmp_path / 'b', 'cars196')
     assert data.train.class_names == ['001.Zonda', '002.Beetle'] and len(data.train) == 4      # in their numbers' order
     assert data.train.paths[0].name == '0.jpg' and data.train.labels.tolist() == [0, 1, 0, 1]
-
-
-ORIGINAL = 'In-shop Clothes Retrieval Benchmark'
-
-
-@pytest.mark.parametrize('lists, images', [('inshop', 'inshop'), ('inshop/Eval', 'inshop/Img'),
-                                           (f'{ORIGINAL}/Eval', ORIGINAL)])
-def test_inshop(lists, images, opt, tmp_path):
-    rows = [('a', 'id_1', 'train'), ('b', 'id_1', 'train'), ('c', 'id_2', 'query'), ('d', 'id_2', 'gallery'),
-            ('e', 'id_3', 'query'), ('f', 'id_4', 'gallery')]
-    for name, _, _ in rows:
-        write(tmp_path / images / 'img' / f'{name}.jpg')
-    (tmp_path / lists).mkdir(parents=True, exist_ok=True)
-    lines = '\n'.join(f'img/{name}.jpg  {item}  {part}' for name, item, part in rows)
-    (tmp_path / lists / 'list_eval_partition.txt').write_text(f'6\nimage_name item_id evaluation_status\n{lines}\n')
-    data = select(opt, tmp_path, 'inshop')
-    test = data.evaluation['test']
-    assert test.is_query.tolist() == [True, False, True, False] and test.labels.tolist() == [0, 0, 1, 2]
-    assert data.evaluation['train'].is_query is None
-    assert data.description['splits']['test']['n_lone_queries'] == 1
 
 
 @pytest.mark.parametrize('root', ['omniglot', 'omniglot/omniglot-py', 'omniglot-py'])
@@ -429,12 +406,6 @@ def test_no_other_program_reads_an_image_whatever_its_name(opt, tmp_path, capsys
     assert not other_program.started() and ': 1 (.eps 1): ' in capsys.readouterr().out
 
 
-def test_every_opening_of_an_image_names_the_formats():
-    lines = [line for file in [*ROOT.glob('*.py'), *ROOT.glob('*/*.py')] if file.parent.name != 'tests'
-             for line in file.read_text().splitlines() if re.search(r'(=|with) Image\.open\(', line)]
-    assert lines and all('formats=' in line for line in lines)
-
-
 @pytest.mark.parametrize('name, kind', [('a.jfif', 'JPEG'), ('a.avif', 'AVIF'), ('a.heic', 'HEIF'),
                                         ('a.jp2', 'JPEG2000')])
 def test_photos_of_phones_and_mails_are_read(name, kind, tmp_path):
@@ -492,13 +463,6 @@ def test_scans_are_counted_before_they_are_decoded(tmp_path, many_scans):
     preview = b'\xff\xe5' + (2 + 400).to_bytes(2) + 200 * b'\xff\xda'
     place.write_bytes(few[:2] + preview + few[2:] + 200 * b'\xff\xda\0\2')
     decoding.read_upright(place)
-
-
-def test_a_large_image_below_the_limit_gives_no_warning(monkeypatch, bomb, recwarn):
-    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 40_000_000)                 # above which Pillow warns
-    fresh = runpy.run_path(decoding.__file__)                                  # pytest has reset the filters
-    with fresh['open_image'](io.BytesIO(bomb)) as image:
-        assert image.size == (8000, 8000) and not recwarn.list
 
 
 def test_image_sets_serve_samplers(patterns, opt):
