@@ -60,7 +60,7 @@ def test_omniglot_of_the_development_data(shared, opt):
     assert image.min() < .5 and image.max() == 1
 
 
-def test_a_csv_file(opt, tmp_path, capsys):
+def test_a_csv_file(opt, tmp_path):
     for i in range(8):
         write(tmp_path / f'{i}.png')
     file = tmp_path / 'list.csv'
@@ -74,8 +74,6 @@ def test_a_csv_file(opt, tmp_path, capsys):
     assert list(data.evaluation) == ['train', 'val', 'test'] and data.evaluation['test'].is_query.sum() == 2
     for content, sentence in (('a,b\n1,2', 'expected a header with the columns path,label .*superclass.*group.*x1'),
                               ('', 'found no row'),
-                              ('path,label\nx.png,', 'line 2: path and label must not be empty'),
-                              ('path,label,split\nx.png,a,dev', 'split must be one of train, .*, distractor, not dev'),
                               ('path,label\n0.png,a\n1.png,b, c', 'list.csv, line 3: more fields than the header')):
         file.write_text(content)
         with pytest.raises(UserError, match=sentence):
@@ -87,11 +85,6 @@ def test_a_csv_file(opt, tmp_path, capsys):
     file.write_text('path,label,split,split\n0.png,a,train,test')
     with pytest.raises(UserError, match='its header has the column "split" twice'):
         select(opt, tmp_path, 'folder', **flags)
-    file.write_text('path,label,split,source\n0.png,a,train,x\n1.png,b,test,y\n1.png,b,test,y')
-    capsys.readouterr()
-    select(opt, tmp_path, 'folder', **flags)
-    assert capsys.readouterr().out == (f'Note: --csv {file}: these columns are not read: source\n'
-                                       f'Note: --csv {file}: 1 of 3 rows list an image again and are left out\n')
     file.write_bytes('path,label\n0.png,é'.encode('latin-1'))
     with pytest.raises(UserError, match='list.csv: not a CSV file in UTF-8'):
         select(opt, tmp_path, 'folder', **flags)
