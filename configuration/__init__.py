@@ -72,9 +72,7 @@ def parse(arguments, defaults=None):
     if opt.resume:
         resuming.check(opt, settings, recorded_settings(opt))
     choose_splits(opt)
-    # another scheme than the --config file's, as for a plain run with the best setting of a search
-    unused = asked.keys() - typed.keys() if 'split_scheme' in typed else ()
-    check(opt, [name for name in opt.given if vars(opt)[name] != parser.get_default(name) and name not in unused])
+    check(opt)
     return Flags(vars(opt))
 
 
@@ -96,14 +94,10 @@ def choose_splits(opt):
             opt.split_scheme = None
 
 
-def check(opt, changed):
-    """
-    Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data.
-
-    changed: the given flags that differ from their defaults, but for those of a --config file that need not fit.
-    """
+def check(opt):
+    """Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data."""
     run_folder.check_names(opt)
-    datasets.check(opt, changed)
+    datasets.check(opt)
     datasampler.check(opt)
     check_methods(opt)
     criteria.wrapping.check_flags(opt)

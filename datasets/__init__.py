@@ -46,14 +46,14 @@ class Data:
     description: dict
 
 
-def check(opt, changed):
-    """Raises UserError for flags of the data that do not go together. changed: as for splits.check()."""
+def check(opt):
+    """Raises UserError for flags of the data that do not go together."""
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.unsupervised and opt.train_level:
         raise UserError(f'--train_level {opt.train_level} and --unsupervised exclude each other: an image that is a '
                         'class of its own has no super-class')
-    splits.check(opt, changed)
+    splits.check(opt)
     transforms.check(opt)
 
 

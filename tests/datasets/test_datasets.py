@@ -262,7 +262,7 @@ def test_the_size_of_the_test_split_alone(opt):
     alone = configuration.parse(['--dataset', 'cub200', '--test_size', '.3'])
     assert {name: len(images) for name, images in splits.split(alone, table([1] * 10)).items()} == {
         'train': 7, 'test': 3}
-    with pytest.raises(UserError, match='--test_size 0.3: --dataset cub200 has an official split, .* half, class_fold'):
+    with pytest.raises(UserError, match='--test_size 0.3: it has no effect on --split_scheme predefined; .* half, '):
         splits.split(alone, table([1, 1], parts=['train', 'test']))
     whole = configuration.parse(['--dataset', 'cub200', '--test_size', '.5'])                 # the default
     assert splits.split(whole, table([1, 1], parts=['train', 'test'])) == {'train': [0], 'test': [1]}
