@@ -1,5 +1,4 @@
 """Images of more than 8 bits per channel, in forms in which other programs write them, against 8-bit originals."""
-import csv
 import io
 import shutil
 import struct
@@ -11,9 +10,7 @@ import torch
 from PIL import Image
 
 import datasets
-import retrieval
 from datasets import decoding
-from retrieval import review, server
 from tests.helpers import folder_of
 from utilities.errors import UserError
 
@@ -105,28 +102,6 @@ def test_what_would_be_black_is_refused(form, originals, tmp_path, opt):
     train = datasets.select(opt(dataset='folder', source_path=str(tmp_path)), 16).train
     with pytest.raises(UserError, match=r'a/0\.\w+: not a readable image \(it would be black: .* save it with 8 bits'):
         train[0]
-
-
-def test_a_run_an_index_and_the_search_page_have_the_numbers_of_8_bits(originals, quick, run, tmp_path):
-    """Training, evaluation, embeddings of photos without a data set, suspects and uploads."""
-    place = converted(originals, tmp_path / 'deep', 'floats')
-    flags = [*quick, '--bs', '6', '--no_train_metrics', 'false', '--evaluation_metrics', 'e_recall@1', 'map_at_r']
-    rows = []
-    for source, group in ((originals, 'original'), (place, 'deep')):
-        assert run(*flags, '--source_path', source, '--group', group) == 0
-        with open(folder_of(tmp_path, f'{group}_s1') / 'log.csv', newline='') as file:
-            rows.append([{**row, 'seconds': ''} for row in csv.DictReader(file)])
-    assert rows[0] == rows[1]
-    trained = folder_of(tmp_path, 'deep_s1')
-    network, transform = retrieval.load(trained, 'cpu')
-    paths = [sorted(source.glob('images/*/*')) for source in (originals, place)]
-    embeddings = [retrieval.embed(network, transform, some) for some in paths]
-    assert torch.equal(*embeddings) and len(embeddings[0].unique(dim=0)) == 24
-    embedded = review.embed_photos(place / 'images', trained, ['--device', 'cpu', '--kernels', '0'])['photos']
-    assert torch.allclose(embedded.embeddings, embeddings[0], atol=1e-5)
-    uploaded, preview = server.prepared(paths[1][0].read_bytes(), transform)
-    assert torch.equal(uploaded, server.prepared(paths[0][0].read_bytes(), transform)[0])
-    assert preview                                                      # browsers do not show TIFF files
 
 
 @pytest.mark.parametrize('values, what', [
