@@ -57,7 +57,7 @@ from criteria.wrapping import (  # noqa: F401
     takes_miner,
 )
 from utilities.errors import named_flags, undeclared_flags
-from utilities.loss_sums import optimizers, parameter_groups  # noqa: F401
+from utilities.mined import optimizers, parameter_groups  # noqa: F401
 
 CRITERIA = {
     # Roth et al., ICML 2020

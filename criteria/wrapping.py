@@ -23,10 +23,10 @@ from criteria import (
     matryoshka,
 )
 from criteria.weighted_sum import WeightedSum
-from utilities import pml, public, torch_losses
+from utilities import libraries, public
 from utilities.errors import UserError, choose
-from utilities.loss_sums import COSTLY, Miner, finished, fitted, names_taken, own_groups, parts
-from utilities.namespace import changed, note
+from utilities.mined import COSTLY, Miner, finished, fitted, names_taken, own_groups
+from utilities.namespace import changed, flags_of_losses, note
 
 
 class Wrapper(NamedTuple):
@@ -99,15 +99,15 @@ def put_around(wrappers, build_inside, opt, miner):
 
 def build_sum(opt, batchminer):
     """The weighted sum of the losses of --loss a+b, or its only loss."""
-    flags = parts(opt)
+    flags = flags_of_losses(opt)
     if opt.loss_weights and len(opt.loss_weights) != len(flags):
         raise UserError(f'--loss_weights: expected one for each loss of --loss {opt.loss}, not {len(opt.loss_weights)}')
     if opt.loss_weights and not any(opt.loss_weights) and not chosen(opt, AROUND_THE_SUM):
         raise UserError(f'--loss_weights {" ".join(map(str, opt.loss_weights))}: nothing would be trained; give at '
                         'least one other than 0')
     for position, part in enumerate(flags):
-        part.loss_pml_args = [pml.arguments(opt, 'loss', position, 'pml')]
-        part.loss_torch_args = [pml.arguments(opt, 'loss', position, 'torch')]
+        part.loss_pml_args = [libraries.arguments(opt, 'loss', position, 'pml')]
+        part.loss_torch_args = [libraries.arguments(opt, 'loss', position, 'torch')]
     miners = batchminer if len(flags) > 1 else [batchminer]
     built = [build(part, miner) for part, miner in zip(flags, miners, strict=True)]
     for wrapper in chosen(opt, AROUND_A_LOSS):
@@ -128,10 +128,10 @@ def build(opt, batchminer, wrappers=AROUND_A_LOSS):
 
 
 def miner_for(opt, batchminer):
-    """The loss_sums.Miner as --loss, a single name, takes it; None for a loss that takes none."""
-    if opt.loss.startswith(torch_losses.PREFIX):
+    """The mined.Miner as --loss, a single name, takes it; None for a loss that takes none."""
+    if opt.loss.startswith(libraries.TORCH):
         return None
-    if opt.loss.startswith(pml.PREFIX):
+    if opt.loss.startswith(libraries.PML):
         return batchminer and Miner(batchminer, opt.batch_mining, takes_masks=True, use='any')
     loss = choose(criteria.CRITERIA, opt.loss, '--loss')
     check_miner(opt, batchminer)
@@ -144,10 +144,10 @@ def miner_for(opt, batchminer):
 
 def build_loss(opt, miner):
     """The criterion of --loss, a single name. miner: of miner_for()."""
-    if opt.loss.startswith(torch_losses.PREFIX):
-        return finished(torch_losses.Criterion(opt, opt.loss_torch_args[0]))
-    if opt.loss.startswith(pml.PREFIX):
-        return finished(pml.Criterion(opt, miner, opt.loss_pml_args[0]))
+    if opt.loss.startswith(libraries.TORCH):
+        return finished(libraries.TorchCriterion(opt, opt.loss_torch_args[0]))
+    if opt.loss.startswith(libraries.PML):
+        return finished(libraries.PmlCriterion(opt, miner, opt.loss_pml_args[0]))
     loss = criteria.CRITERIA[opt.loss]
     if nested_flags(opt.loss):
         built = loss.Criterion(opt, nested_builder(opt, miner))
@@ -165,7 +165,7 @@ def nested_builder(opt, miner):
         name = getattr(opt, flag)
         if nested_flags(name) or '+' in name:
             raise UserError(f'--{flag} {name}: give one loss, and not {opt.loss} itself')
-        if not name.startswith((pml.PREFIX, torch_losses.PREFIX)):
+        if not name.startswith((libraries.PML, libraries.TORCH)):
             choose(criteria.CRITERIA, name, f'--{flag}')
     wrappers = [wrapper for wrapper in AROUND_A_LOSS if wrapper.nested]
 
@@ -251,12 +251,12 @@ def files(part):
 
 def takes_miner(part):
     """Whether --loss, a single name, or a loss inside it, takes a miner, so that one is built for it."""
-    return part.loss.startswith(pml.PREFIX) or any(loss.REQUIRES_BATCHMINER for loss in files(part))
+    return part.loss.startswith(libraries.PML) or any(loss.REQUIRES_BATCHMINER for loss in files(part))
 
 
 def has_own_distance(opt):
     """Whether a loss defines a distance by which evaluation ranks."""
-    return any(hasattr(loss.Criterion, 'ranking_embeddings') for part in parts(opt) for loss in files(part))
+    return any(hasattr(loss.Criterion, 'ranking_embeddings') for part in flags_of_losses(opt) for loss in files(part))
 
 
 def check_miner(opt, miner):

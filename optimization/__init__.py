@@ -9,7 +9,7 @@ from optimization.groups import check_once, network_groups
 from optimization.schedule import Schedule
 from utilities import device
 from utilities.errors import UserError, nearest
-from utilities.loss_sums import optimizers, parameter_groups
+from utilities.mined import optimizers, parameter_groups
 
 # {optimizer of torch.optim that cannot train a run: why}
 UNFIT = {'lbfgs': 'it computes the loss several times in a step, by a closure, and a run computes it once',

@@ -16,7 +16,7 @@ OF_BNINCEPTION = {'mean': (104 / 255, 117 / 255, 128 / 255), 'std': (1 / 255, 1 
 
 
 class MinerOfLists:
-    """A loss_sums.Miner as criteria without FLAGS call it: it returns a list of triples, or lists_from_masks."""
+    """A mined.Miner as criteria without FLAGS call it: it returns a list of triples, or lists_from_masks."""
 
     def __init__(self, miner):
         self.miner = miner

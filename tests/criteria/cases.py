@@ -5,7 +5,7 @@ import batch_mining
 import criteria
 from tests.criteria import references
 from tests.helpers import manual_seed, published
-from utilities.loss_sums import fitted, forward_parameters
+from utilities.mined import fitted, forward_parameters
 
 # The losses of this project, whose files begin with its licence. They need a reference, a known number and a row in
 # docs/losses.md; a loss that somebody adds for work of their own does not.

@@ -14,7 +14,7 @@ from criteria.cross_batch_memory import CrossBatchMemory
 from criteria.direction_regularisation import DirectionRegularised
 from tests.criteria import cases, references
 from tests.criteria.cases import LABELS, UNIT
-from utilities import pml
+from utilities import libraries
 from utilities.errors import UserError
 
 SMALL = {'n_classes': 3, 'embed_dim': 3, 'bs': 6}
@@ -415,10 +415,10 @@ def test_other_versions_of_the_library_are_refused(version, works, monkeypatch):
     pytest.importorskip('pytorch_metric_learning')
     monkeypatch.setattr(importlib.metadata, 'version', lambda name: version)
     if works:
-        assert pml.require_library('--loss pml:TripletMarginLoss') == version
+        assert libraries.require_library('--loss pml:TripletMarginLoss') == version
         return
     with pytest.raises(UserError, match=f'from 2.8 to below 3, and {version} is installed: pip install'):
-        pml.require_library('--loss pml:TripletMarginLoss')
+        libraries.require_library('--loss pml:TripletMarginLoss')
 
 
 @pytest.mark.parametrize('flags, ranks', [

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import criteria
-from utilities import torch_losses
+from utilities import libraries
 from utilities.errors import UserError
 
 
@@ -56,7 +56,7 @@ def test_losses_of_pairs_are_means_over_all_pairs_of_a_batch(name, reference, op
 
 
 def test_every_loss_of_torch_trains_its_classifier_or_the_embeddings(opt):
-    for name in torch_losses.TARGETS:
+    for name in libraries.TARGETS:
         criterion = criteria.select(opt(**fine(f'torch:{name}')), None)
         batch = torch.randn(6, 3, requires_grad=True)
         criterion(batch=batch, labels=torch.arange(6) // 2).backward()
