@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 
 from utilities.errors import RunFailed, UserError, choose
-from utilities.mined import from_tuple
 
 PML = 'pml:'
 TORCH = 'torch:'
@@ -196,7 +195,12 @@ class PmlMiner:
     def __call__(self, batch, labels):
         mined = called(self.miner, batch, labels, flag='--batch_mining')
         self.log = library_statistics(self.miner) if self.has_log else {}
-        return from_tuple(mined, batch)
+        if len(mined) == 3:
+            return torch.stack(mined, dim=1)
+        masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
+        masks[0][mined[:2]] = True                                         # (anchors, positives, anchors, negatives)
+        masks[1][mined[2:]] = True
+        return tuple(masks)
 
 
 @contextlib.contextmanager

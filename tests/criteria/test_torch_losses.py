@@ -36,7 +36,7 @@ def test_losses_of_torch_are_those_of_a_linear_classifier(name, arguments, refer
     batch, labels = torch.randn(6, 3), torch.tensor([0, 4, 4, 1, 9, 7])
     logits = batch @ criterion.weights.T + criterion.biases
     torch.testing.assert_close(criterion(batch=batch, labels=labels), reference(logits, labels))
-    group, = criteria.parameter_groups(criterion)
+    group, = criterion.parameter_groups()
     assert group['lr'] == .5 and len(group['params']) == 2
 
 
