@@ -421,13 +421,10 @@ def restore(opt, source):
 
 def ranking_criterion(opt, source, states):
     """The trained criterion in the `states` of a checkpoint if evaluation ranks by its distance; otherwise None."""
-    try:
-        with preserved():
-            criterion = criteria.select(opt, batch_mining.select(opt, criteria.takes_miner)).to(opt.device)
-    except UserError:                           # these data lack what the loss needs, such as super-classes
-        if criteria.has_own_distance(opt):
-            raise
+    if not criteria.has_own_distance(opt):
         return None
+    with preserved():
+        criterion = criteria.select(opt, batch_mining.select(opt, criteria.takes_miner)).to(opt.device)
     if not hasattr(criterion, 'ranking_embeddings'):
         return None
     try:
