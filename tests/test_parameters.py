@@ -166,7 +166,7 @@ def test_choices_with_meanings_are_those_of_the_program():
     assert [*choices['pool']] == [*pooling.OF_MAPS, *pooling.OF_TOKENS]
     assert [*choices['split_scheme']] == [*splits.SCHEMES]
     assert [*choices['embed_norm']] == ['none', *embedding_layer.NORMS]
-    assert [*choices['embed_init']] == ['default', *embedding_layer.INITS, *embedding_layer.FITTED]
+    assert [*choices['embed_init']] == ['default', *embedding_layer.INITS, 'pca']
 
 
 @pytest.mark.parametrize('command, sentence', [
