@@ -101,7 +101,7 @@ def test_a_cascade_of_a_loss_of_the_library_is_its_sum_over_the_levels(loss, min
     flags = CASCADE | {'cascade_fractions': [1, 1], 'loss': f'pml:{loss}'}
     assert_equal(select(opt(**flags, batch_mining=f'pml:{miner}'))(batch=batch, labels=labels), expected, [batch])
     flags |= {'loss': f'triplet+pml:{loss}', 'batch_mining': 'all+none'}
-    assert [type(part).__name__ for part in select(opt(**flags)).criteria] == ['Cascade', 'Criterion']
+    assert [type(part).__name__ for part in select(opt(**flags)).criteria] == ['Cascade', 'PmlCriterion']
 
 
 def test_pairs_that_are_symmetric_and_ties_keep_their_number():
