@@ -23,12 +23,10 @@ import datasampler
 import evaluation
 import parameters
 import retrieval
-from evaluation.embedding import network_input
 from records import checkpoint
 from retrieval import export
 from tests.criteria import cases
-from tests.helpers import after_training, folder_of, images_of, manual_seed, rows_of, sampler_of
-from training_step import TrainingStep
+from tests.helpers import after_training, folder_of, images_of, manual_seed, sampler_of
 from utilities.mined import Miner
 
 ROOT = Path(__file__).parents[1]
@@ -179,14 +177,6 @@ def test_the_loops_of_libraries_of_the_page_train(library, tmp_path, monkeypatch
     assert not weights[0].equal(weights[1])
 
 
-def test_a_miner_of_ones_own_may_return_a_list():
-    triples = [(0, 4, 1), (1, 5, 2)]
-    found = load('criterion', 'triplet', miner=lambda batch, labels: triples, margin=5.)
-    batch, labels = batch_of()
-    apart = [[(batch[a] - batch[b]).square().sum() for b in others] for a, *others in triples]
-    torch.testing.assert_close(found(batch, labels), sum(pos - neg + 5 for pos, neg in apart) / 2)
-
-
 EMBEDDINGS = torch.tensor([[0.], [1], [3], [9]]), torch.tensor([0, 0, 0, 1])
 
 
@@ -331,27 +321,6 @@ def test_queries_of_another_form_are_refused_by_metrics(is_query):
 def test_their_names_of_metrics_are_known(theirs, ours):
     with pytest.raises(ValueError, match=f'{theirs}: its name here is {ours}$'):
         load('metrics', [theirs])
-
-
-def test_their_trainer_gives_the_network_that_it_gives_with_their_loss(pml):
-    images = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
-    data = torch.utils.data.TensorDataset(images, torch.arange(40) % 4)
-    theirs = pml.losses.TripletMarginLoss(distance=pml.distances.LpDistance(normalize_embeddings=False), margin=.2)
-    own = load('criterion', 'triplet', miner='all', power=1., active_only=True, margin=.2)
-
-    def trained(criterion, miner=None):
-        manual_seed(0)
-        network = torch.nn.Linear(6, 4)
-        pml.trainers.MetricLossOnly(
-            models={'trunk': network}, optimizers={'trunk_optimizer': torch.optim.SGD(network.parameters(), .5)},
-            batch_size=20, loss_funcs={'metric_loss': criterion}, mining_funcs={'tuple_miner': miner} if miner else {},
-            dataset=data, data_device='cpu', dataloader_num_workers=0).train(num_epochs=2)
-        return network.weight
-    few, every = trained(theirs, pml.miners.MultiSimilarityMiner()), trained(theirs)
-    torch.testing.assert_close(trained(own, pml.miners.MultiSimilarityMiner()), few)
-    torch.testing.assert_close(trained(own), every)
-    torch.testing.assert_close(trained(own, load('miner', 'all')), every)
-    assert not torch.allclose(few, every)
 
 
 @pytest.mark.parametrize('loss, miner', WITH_MINERS)
@@ -509,29 +478,6 @@ def test_a_fresh_process_keeps_its_own_packages_and_needs_torch_only(tmp_path):
     folders = ('criteria', 'batch_mining', 'datasampler', 'flags', 'utilities')
     assert eval(imported) == {f'hub_{private}_{folder}' for folder in folders}
     assert whose == 'yours yours yours'
-
-
-@pytest.mark.parametrize('loss, settings', [
-    ('proxyanchor', {'embed_dim': 16, 'lr': .001}), ('margin', {'miner': 'distance', 'beta': .6})])
-def test_the_first_step_of_a_plain_loop_is_that_of_a_run(loss, settings, quick, run, tmp_path, monkeypatch):
-    kept = SimpleNamespace()
-
-    def step(self, images, labels, *more, call=TrainingStep.__call__):
-        kept.images, kept.labels, kept.network = images, labels, copy.deepcopy(self.model)
-        kept.criterion, kept.random = copy.deepcopy(self.criterion.state_dict()), torch.get_rng_state()
-        return call(self, images, labels, *more)
-    monkeypatch.setattr(TrainingStep, '__call__', step)
-    assert run(*quick, '--loss', loss, '--loss_margin_beta', '.6', '--n_epochs', '1', '--iterations_per_epoch', '1',
-               '--evaluation_metrics', 'e_recall@1', '--split_scheme', 'half') == 0
-    criterion = load('criterion', loss, n_classes=len(kept.criterion[[*kept.criterion][0]]), **settings)
-    criterion.load_state_dict(kept.criterion)
-    optimizer = torch.optim.Adam([{'params': kept.network.parameters()}, *criterion.parameter_groups()], lr=.001)
-    torch.set_rng_state(kept.random)
-    value = criterion(kept.network(network_input(kept.images, kept.images.device))[0], kept.labels)
-    value.backward()
-    optimizer.step()
-    assert value.item() == pytest.approx(float(rows_of(folder_of(tmp_path))[1]['train_loss']), abs=1e-6)
-    assert all(not tensor.equal(kept.criterion[name]) for name, tensor in criterion.named_parameters())
 
 
 def test_a_network_of_an_exported_run(quick, run, tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """The parametric miner's distributions, and PADS, which adapts them: state, reward, learning, exact resumption."""
 import copy
-import random
-import warnings
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from records import checkpoint
 from tests.helpers import assert_same_end, folder_of, kept_by
 from utilities.errors import UserError
 from utilities.namespace import changed
-from utilities.randomness import preserved
 
 ADAPT = ('--batch_mining', 'parametric', '--miner_parametric_adapt', '--use_tv_split', '--tv_split_by_samples',
          '--tv_split_perc', '0.5')
@@ -241,24 +238,3 @@ def test_training_does_not_notice_the_evaluations(quick, run, tmp_path, monkeypa
     monkeypatch.setattr(distance, 'BatchMiner', Looking)
     assert run(*arguments, '--group', 'looking') == 0
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'looking_s1'))
-
-
-def test_preserved_generators():
-    def draws():
-        return random.random(), np.random.rand(), torch.rand(1).item()
-
-    random.seed(0), np.random.seed(0), torch.manual_seed(0)
-    expected = draws()
-    random.seed(0), np.random.seed(0), torch.manual_seed(0)
-    with preserved():
-        draws()
-    assert draws() == expected
-
-
-def test_preserved_generators_leave_gpus_alone_that_are_not_in_use(monkeypatch):
-    """torch would begin to use both, and warn that it takes long."""
-    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
-    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: False)
-    monkeypatch.setattr(torch.cuda, 'get_rng_state', pytest.fail)
-    with warnings.catch_warnings(action='error'), preserved():
-        pass
