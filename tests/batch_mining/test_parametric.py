@@ -12,8 +12,7 @@ import datasets
 import evaluation
 import parts
 from batch_mining import distance, parametric
-from records import checkpoint
-from tests.helpers import assert_same_end, folder_of, kept_by
+from tests.helpers import assert_same_end, folder_of
 from utilities.errors import UserError
 from utilities.namespace import changed
 
@@ -163,29 +162,6 @@ def test_without_self_regularisation_only_negatives_are_drawn(adaptive):
         itself = triplets[:, 0] == triplets[:, 1]
         assert own.any() == itself.any() == (not switch)
         assert (labels[triplets[:, 0]] == labels[triplets[:, 1]]).all()
-
-
-def test_a_run_that_is_interrupted_and_resumed_ends_as_one_that_is_not(quick, run, tmp_path, monkeypatch):
-    """With two miners that learn."""
-    arguments = [*quick, *ADAPT, '--n_epochs', '3', '--miner_parametric_update_every', '2', '--loss', 'triplet+margin',
-                 '--evaluation_metrics', 'e_recall@1']
-    assert run(*arguments) == 0
-    save = checkpoint.Checkpoint.save
-
-    def interrupted(self, epoch, *more):
-        save(self, epoch, *more)
-        if epoch == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.Checkpoint, 'save', interrupted)
-        assert run(*arguments, '--group', 'stopped') == 130
-    folder = folder_of(tmp_path, 'stopped_s1')
-    assert run('--resume', folder) == 0
-    assert_same_end(folder_of(tmp_path), folder)
-    for place in ('miner[0].pads', 'miner[1].pads'):            # 9 steps, an update every 2, the first has no reward
-        kept = kept_by(folder, place)
-        assert kept['n_learned'] == 3 and kept['state'][-1] == torch.tensor(8 / 9)
 
 
 def test_adaptation_needs_a_validation_split_with_something_to_find(quick, run, capsys, tmp_path):
