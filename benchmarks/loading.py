@@ -90,18 +90,14 @@ def read_by_torchvision(path):
     return decode_image(read_file(str(path)), ImageReadMode.RGB)
 
 
-def ours(source):
+def pipelines(source):
+    """{name: data set}"""
     opt = configuration.parse(['--dataset', 'folder', '--source_path', str(source), '--split_scheme', 'half',
                                '--test_size', '0'])
     opt.device = torch.device('cpu')
-    return datasets.select(opt, SIZE).train
-
-
-def pipelines(source):
-    """{name: data set}"""
     paths = sorted(source.glob('images/*/*'))
     found = {name: Files(paths, load) for name, load in usual_pipelines().items()}
-    found['ours'] = ours(source)
+    found['ours'] = datasets.select(opt, SIZE).train
     return found
 
 
