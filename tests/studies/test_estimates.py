@@ -75,16 +75,6 @@ def test_intervals_hold_as_often_as_they_say(common):
     assert (abs(np.mean(held, axis=0) - .9) < .06).all()
 
 
-def test_simultaneous_intervals_miss_one_of_all_in_five_per_cent():
-    random = np.random.default_rng(0)
-    missed = 0
-    for _ in range(400):
-        points = drawn(random, [0] * 12, 3, .5, 1)
-        pairs = [estimates.difference(points, [2 * i], [2 * i + 1], estimates.simultaneous(6)) for i in range(6)]
-        missed += any(one.low > 0 or one.high < 0 for one in pairs)
-    assert .02 < missed / 400 < .08
-
-
 def test_the_spread_leaves_out_that_of_the_seeds():
     random = np.random.default_rng(3)
     effects = np.arange(12) / np.arange(12).std(ddof=1) * .5

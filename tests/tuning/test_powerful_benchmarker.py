@@ -19,7 +19,7 @@ EACH = [(date, config) for config in CONFIGS for date in DATES
         if not (config == 'old_approach' and date in (FIRST, LAST))]                # they have no option for it
 SQUARE = {'transforms.train.Resize.size', 'transforms.eval.Resize.size'}
 WITHOUT_COUNTERPART = {
-    '224_random_crop': SQUARE, '227_random_crop': SQUARE, '299_random_resize': {'transforms.train.Resize.size'},
+    '224_random_crop': SQUARE, '299_random_resize': {'transforms.train.Resize.size'},
     'unsupervised': {'transforms.train', *(f'transforms.augmentation{n}' for n in (1, 2, 3))}}
 
 
