@@ -65,28 +65,27 @@ def peers(points, labels, is_query=None):
 
 
 def ranking_row(size, dim, rounds):
-    """(seconds, MB: {name: number} of the peers, `short` and `deep`, the metrics of SHORT and DEEP; recall at 1)."""
+    """(seconds, MB): {name: number} of the peers, `short` and `deep`, the metrics of SHORT and DEEP."""
     points, labels, is_query = embeddings(*size, dim)
     found = interleaved(peers(points, labels, is_query) | {
         'short': lambda: evaluation.compute(SHORT, points, labels, is_query),
         'deep': lambda: evaluation.compute(DEEP, points, labels, is_query)}, rounds)
     seconds = {name: pair[0] for name, pair in found.items()}
     peaks = {name: pair[1] for name, pair in found.items()}
-    measured = evaluation.compute(['precision_at_1'], points, labels, is_query)['precision_at_1']
-    return seconds, peaks, measured
+    return seconds, peaks
 
 
 def print_table(options):
     print(f'short: {", ".join(SHORT)}. deep: {", ".join(DEEP)}.\nfaiss: a flat search of {NEIGHBOURS} neighbours. '
           'PML: AccuracyCalculator, k = max_bin_count, for short.')
-    print('| images x dim | R@1 | faiss | PML | short | deep | PML / short | at least | '
+    print('| images x dim | faiss | PML | short | deep | PML / short | at least | '
           f'deep / faiss, at most {DEEP_TARGET} | MB: faiss / PML / short / deep |')
     for name, dim in itertools.product(options.sizes, options.dims):
         rounds = 5 if SIZES[name][0] < 50_000 else 2
-        seconds, peaks, measured = ranking_row(SIZES[name], dim, rounds)
+        seconds, peaks = ranking_row(SIZES[name], dim, rounds)
         times = ' | '.join(f'{time:.2f}' for time in seconds.values())
         memory = ' / '.join(f'{peak:,.0f}' for peak in peaks.values())
-        print(f'| {name} x {dim} | {measured:.2f} | {times} | '
+        print(f'| {name} x {dim} | {times} | '
               f'{seconds["PML"] / seconds["short"]:.2f} | {SHORT_TARGETS[name]} | '
               f'{seconds["deep"] / seconds["faiss"]:.2f} | {memory} |', flush=True)
 

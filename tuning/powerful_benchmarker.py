@@ -29,7 +29,6 @@ METRICS = {'mean_average_r_precision': 'map_at_r', 'mean_average_precision_at_r'
            'mean_average_precision': 'mAP_lim'}
 REFERENCES = {'compared_to_self': 'self', 'compared_to_training_set': 'train', 'compared_to_sets_combined': 'all'}
 SCHEMES = {'old_approach': 'half', 'predefined': 'predefined'}
-TESTERS = {'GlobalEmbeddingSpaceTester': None, 'WithSameParentLabelTester': 'within'}      # the --eval_level
 # options with the value of a flag: {option: flag}
 SAME_VALUE = {'num_epochs_train': 'n_epochs', 'iterations_per_epoch': 'iterations_per_epoch',
               'save_interval': 'eval_every', 'patience': 'patience', 'dataloader_num_workers': 'kernels',
@@ -291,11 +290,8 @@ def evaluation(options, settings, notes):
         settings['eval_reference'] = REFERENCES[options.take('eval_reference_set')]
     if options.class_of('eval_accuracy_calculator') == 'AccuracyCalculator':
         options.arguments('eval_accuracy_calculator')
-    tester = options.class_of('testing_method')
-    if tester in TESTERS:
+    if options.class_of('testing_method') == 'GlobalEmbeddingSpaceTester':
         options.arguments('testing_method')
-        if TESTERS[tester]:
-            settings['eval_level'] = [TESTERS[tester]]
 
 
 if __name__ == '__main__':

@@ -55,11 +55,6 @@ def test_settings_without_randomness_add_no_variance():
     assert found.freedom == 1 and found.freedom_of_seeds == 2              # 6 values, 3 settings and 3 seeds
 
 
-def test_one_seed_gives_no_interval():
-    found = estimates.difference({'c': {2: 14.2}, 'd': {2: 13.0}}, ['c'], ['d'])
-    assert found.mean == pytest.approx(1.2) and math.isnan(found.low) and estimates.answer(found, 1) == 'open'
-
-
 @pytest.mark.parametrize('common', [0, .6])
 def test_intervals_hold_as_often_as_they_say(common):
     random = np.random.default_rng(1)
