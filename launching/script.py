@@ -92,16 +92,18 @@ def listed_by(file):
 def lines_of_words(text, file):
     """Yields (number, words as they are written) for each line with words, joined to the next one by a backslash."""
     words = []
-    for token in TOKEN.finditer(f'{text}\n'):
+    for token in TOKEN.finditer(text):
         if token['word'] or token['open']:
             number = 1 + text.count('\n', 0, (words or [token])[0].start())
         if token['open']:
-            raise UserError(f'{file}, line {number}: no closing quotation')
+            raise UserError(f'{file}, line {number}: a quotation or a backslash without its end')
         if token['word']:
             words.append(token)
         elif token['end'] and words:
             yield number, [word[0] for word in words]
             words = []
+    if words:
+        yield number, [word[0] for word in words]
 
 
 def main_arguments(words, assigned, where):
@@ -123,7 +125,7 @@ def main_arguments(words, assigned, where):
                         '(docs/run_scripts.md)')
     arguments = []
     for word in words[2:]:
-        if re.fullmatch(VARIABLE, word):                              # outside quotes: several words, or none
+        if re.fullmatch(f'(?:{VARIABLE})+', word):                    # outside quotes: several words, or none
             arguments += text_of(word, assigned, where, is_divided=False).split()
         else:
             arguments.append(text_of(word, assigned, where))

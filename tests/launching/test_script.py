@@ -89,7 +89,7 @@ def test_a_line_is_read_as_bash_reads_it(line, read, tmp_path):
     ("python main.py --group $'a'", 'only a shell'),
     ('all="*.py"\npython main.py $all', r'value of \$all, \*.py, by several words; write "\$all"'),
     ('python main.py --group a$TWO', r'value of \$TWO,  --bs  8 , by several words'),
-    ("python main.py --group 'a", 'no closing quotation'),
+    ("python main.py --group 'a", 'a quotation or a backslash without its end'),
 ])
 def test_a_line_that_bash_would_change_is_refused(line, sentence, read):
     with pytest.raises(UserError, match=sentence):
