@@ -25,6 +25,7 @@ from utilities.errors import UserError
     (['--tune', 'lr', '1', '2', 'lin'], 'LOW HIGH [log] [int [STEP]]'),
     (['--tune', 'optim', 'adam,adam'], 'two choices or more'),
     (['--tune', 'optim', 'adam,adamm'], '--optim: adamm is unknown; choose from '),
+    (['--tune', 'scheduler', 'step,cosinus'], 'invalid choice'),
     (['--tune', 'loss', 'margin,nope'], '--loss nope: unknown; choose from '),
     ([*TUNE, '--lr', '0.5'], '--tune lr and --lr: the flag is tuned, or has the given value; leave one out'),
     (['--tune', 'seed', '1', '5', 'int'], 'not a flag to tune'),
