@@ -17,7 +17,7 @@ import batchminer
 import criteria
 import datasampler
 from tests.helpers import GPU, ROOT, images_of
-from tests.test_main import OwnCriterion, OwnMiner
+from tests.test_main import OwnMiner
 from utilities.errors import UserError
 
 BATCH = torch.nn.functional.normalize(torch.randn(12, 8, generator=torch.Generator().manual_seed(0)), dim=1)
@@ -220,18 +220,6 @@ def test_a_criterion_with_parameters_and_groups_of_its_own(registered, opt):
     group, = criterion.parameter_groups()
     assert group['params'] is criterion.proxies and group['lr'] == opt().lr * 10
     assert np.isfinite(value(opt, loss='own', batch_mining='none'))
-
-
-def test_a_criterion_of_triples_without_a_miner_names_the_miners(registered, opt):
-    registered(TRIPLES.replace('{convert}', 'labels'))
-    with pytest.raises(UserError, match=r'--loss own needs a miner: set --batch_mining \(random, .*random_distance\)'):
-        criteria.select(opt(loss='own', batch_mining='none'), None)
-
-
-def test_a_criterion_that_does_not_import_the_registry_gets_triplets_that_it_can_loop_over(opt, monkeypatch):
-    module = type('own', (), {'Criterion': OwnCriterion, 'ALLOWED_MINING_OPS': None, 'REQUIRES_BATCHMINER': True})
-    monkeypatch.setitem(criteria.CRITERIA, 'own', module)
-    assert np.isfinite(value(opt, loss='own', batch_mining='semihard'))
 
 
 def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(registered, opt, quick, run, capsys,
