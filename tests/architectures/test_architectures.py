@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import torchvision
 
 import architectures
-from architectures import conv4, resnet50
+from architectures import conv4
 from architectures.embedding_network import Backbone
 from tests.helpers import with_blocks
 from utilities.errors import UserError
@@ -300,15 +300,6 @@ def test_a_file_that_holds_no_weights_is_described_without_torchs_advice(opt, tm
     assert refused('archive.zip', zip_archive) == 'a zip archive that torch.save did not write'
     assert refused('half.pth', whole[:len(whole) // 2]) == 'a file that is cut off'
     assert refused('binary.pth', bytes(range(255, 0, -1))) == 'a file of another format, or a damaged one'
-
-
-def test_a_classifier_in_the_weights_is_left_out(opt, tmp_path, monkeypatch):
-    with_blocks(monkeypatch, [1, 1, 1, 1])
-    network = resnet50.backbone(opt()).network
-    classifier = {'fc.weight': torch.zeros(1000, 2048), 'fc.bias': torch.zeros(1000)}
-    torch.save(network.state_dict() | classifier, tmp_path / 'w.pth')
-    model = architectures.select(opt(arch='resnet50', weights=str(tmp_path / 'w.pth')))
-    assert torch.equal(model.backbone.conv1.weight, network.conv1.weight)
 
 
 def test_weights_that_cannot_be_had_name_the_file_to_fetch(opt, monkeypatch):

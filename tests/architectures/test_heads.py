@@ -24,24 +24,7 @@ def narrow(monkeypatch, **sizes):
     monkeypatch.setattr(timm, 'create_model', functools.partial(timm.create_model, **sizes))
 
 
-def maps_of(values):
-    return torch.tensor(values, dtype=torch.float).view(1, 1, 2, -1)
-
-
 # Pooling
-
-def test_known_values():
-    maps = maps_of([1, 2, 3, 6])
-    pool = {name: pooling.OF_MAPS[name](maps).item() for name in ('avg', 'max', 'avg_max')}
-    assert pool == {'avg': 3, 'max': 6, 'avg_max': 9}
-    assert pooling.Gem()(maps).item() == pytest.approx(((1 + 8 + 27 + 216) / 4) ** (1 / 3))
-    assert pooling.Gem(1.)(maps).item() == pytest.approx(3)
-    assert pooling.Gem(80.)(maps / 6).item() == pytest.approx(1, abs=.02)
-    assert pooling.Gem()(maps_of([0, 0, -5, 0])).item() == pytest.approx(1e-6)
-    tokens = torch.tensor([[[1., 2.], [50., 50.], [3., 5.], [5., 9.]]])
-    assert {name: pooling.OF_TOKENS[name](tokens, n_prefix=2).tolist() for name in pooling.OF_TOKENS} == {
-        'token': [[1, 2]], 'patches': [[4, 7]], 'token_patches': [[1, 2, 4, 7]]}
-
 
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('arch, size', [
