@@ -4,7 +4,6 @@ import sys
 
 from flags import command_line
 from utilities import errors, stopping
-from utilities.machine import DEVICES
 
 
 def add_photos(parser, nargs='+'):
@@ -15,7 +14,7 @@ def add_photos(parser, nargs='+'):
 
 def add_machine(parser):
     add = parser.add_argument
-    add('--device', choices=[*DEVICES], default='auto', help='device to compute on, as in main.py')
+    add('--device', choices=[*command_line.DEVICES], default='auto', help='device to compute on, as in main.py')
     add('--bs', type=command_line.POSITIVE_INT, default=112, help='number of images that are embedded at once')
     add('--kernels', type=command_line.COUNT, default=6,
         help='number of data loading processes, at most one per processor core; 0 loads in the main process')
@@ -54,7 +53,7 @@ def add_server(parser):
                              'whole network')
     parser.add_argument('--port', type=command_line.number(int, 0, 65535), default=8000,
                         help='port to listen on; 0 means any free one')
-    parser.add_argument('--device', choices=[*DEVICES], default='auto',
+    parser.add_argument('--device', choices=[*command_line.DEVICES], default='auto',
                         help='device to compute on, as in main.py')
 
 

@@ -25,6 +25,7 @@ from evaluation import METRICS, PICTURES
 from flags import command_line, method_flags
 from flags.command_line import (
     COUNT,
+    DEVICES,
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
@@ -38,7 +39,6 @@ from flags.command_line import (
     yaml_mapping,
 )
 from utilities.errors import UserError
-from utilities.machine import DEVICES
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
 main.py --help evaluation     the flags of a group; more words give more pages

@@ -19,14 +19,14 @@ import training_step
 from architectures import batch_norm, embedding_layer, weights
 from datasets import features
 from evaluation.embedding import evaluation_batches
+from flags.namespace import changed, of_losses, unnoted
 from optimization import moving_average
 from records import backends, checkpoint
 from records.state import State, load_trained, reached, root
-from utilities import device, loss_sums, machine, pml, processes, torch_losses
+from utilities import device, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.files import cache_folder
 from utilities.image_size import sides, written
-from utilities.namespace import changed, unnoted
 from utilities.randomness import preserved, seed_everything
 
 
@@ -176,7 +176,7 @@ def check_names(opt):
     Raises UserError for an unknown loss, miner, sampler, data set, augmentation or network, and for a loss without the
     miner that it needs; builds none of them.
     """
-    for part in loss_sums.parts(opt):
+    for part in of_losses(opt):
         for flag, name, kind, known in (('--loss', part.loss, 'losses', criteria.CRITERIA),
                                         ('--batch_mining', part.batch_mining, 'miners', batch_mining.BATCHMINERS)):
             if kind == 'losses' and name.startswith(torch_losses.PREFIX):
@@ -246,7 +246,7 @@ def prepare(opt):
     backends.check(opt)
     opt.device = device.select(opt)
     device.set_arithmetic(opt)
-    machine.keep_freed()
+    device.keep_freed()
     seed_everything(opt.seed)
     backbone = build_backbone(opt)
     data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it

@@ -8,9 +8,9 @@ import torch
 
 from architectures import depth, pooling
 from architectures.embedding_layer import embedding_layer
+from flags.namespace import changed
 from utilities.errors import UserError
 from utilities.image_size import sides
-from utilities.namespace import changed
 
 
 class InnerLevels(torch.nn.Module):

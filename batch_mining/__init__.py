@@ -19,10 +19,9 @@ from batch_mining import (
     semihard,
     softhard,
 )
+from flags.namespace import note, of_losses
 from utilities import pml
 from utilities.errors import UserError, choose, named_flags, undeclared_flags
-from utilities.loss_sums import parts
-from utilities.namespace import note
 
 BATCHMINERS = {
     'random': random_triplets,
@@ -49,7 +48,7 @@ def select(opt, takes_miner=lambda part: True):
 
     takes_miner: (flags of one loss) -> whether it takes a miner; none is built for others.
     """
-    flags = parts(opt)
+    flags = of_losses(opt)
     used = [takes_miner(part) for part in flags]
     if any(used) or all(part.batch_mining == 'none' for part in flags):
         note(opt, 'batch_mining')

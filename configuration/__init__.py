@@ -13,9 +13,9 @@ from architectures import embedding_layer
 from configuration import resuming
 from flags import command_line
 from flags.command_line import accepted_settings, given, mappings, merged, read_config, tokens
+from flags.namespace import Flags
 from records import checkpoint, published, run_folder
 from utilities.errors import UserError
-from utilities.namespace import Flags
 
 # Removed flags and their defaults; a run with another value needs the code of TAG
 REMOVED = {

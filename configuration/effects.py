@@ -2,8 +2,9 @@
 import sys
 
 import parameters
+from flags import namespace
 from flags.command_line import text_of
-from utilities import namespace, processes
+from utilities import processes
 
 BUILT = ('data', 'network')                                                    # groups of flags
 TRAINING = ('training', 'batch creation', 'batch mining', 'losses')

@@ -23,10 +23,10 @@ from criteria import (
     matryoshka,
 )
 from criteria.weighted_sum import WeightedSum
+from flags.namespace import changed, note, of_losses
 from utilities import pml, public, torch_losses
 from utilities.errors import UserError, choose
-from utilities.loss_sums import COSTLY, Miner, finished, fitted, names_taken, own_groups, parts
-from utilities.namespace import changed, note
+from utilities.loss_sums import COSTLY, Miner, finished, fitted, names_taken, own_groups
 
 
 class Wrapper(NamedTuple):
@@ -99,7 +99,7 @@ def put_around(wrappers, build_inside, opt, miner):
 
 def build_sum(opt, batchminer):
     """The weighted sum of the losses of --loss a+b, or its only loss."""
-    flags = parts(opt)
+    flags = of_losses(opt)
     if opt.loss_weights and len(opt.loss_weights) != len(flags):
         raise UserError(f'--loss_weights: expected one for each loss of --loss {opt.loss}, not {len(opt.loss_weights)}')
     if opt.loss_weights and not any(opt.loss_weights) and not chosen(opt, AROUND_THE_SUM):
@@ -256,7 +256,7 @@ def takes_miner(part):
 
 def has_own_distance(opt):
     """Whether a loss defines a distance by which evaluation ranks."""
-    return any(hasattr(loss.Criterion, 'ranking_embeddings') for part in parts(opt) for loss in files(part))
+    return any(hasattr(loss.Criterion, 'ranking_embeddings') for part in of_losses(opt) for loss in files(part))
 
 
 def check_miner(opt, miner):

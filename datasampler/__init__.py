@@ -12,9 +12,9 @@ from datasampler import (
     image_random_sampler,
 )
 from datasampler.storage import Storage
+from flags.namespace import changed
 from utilities import public
 from utilities.errors import UserError, choose, named_flags, undeclared_flags
-from utilities.namespace import changed
 
 SAMPLERS = {
     'class_random': class_random_sampler,

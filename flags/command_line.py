@@ -143,6 +143,9 @@ WHOLE = number(int)
 POSITIVE_INT = number(int, 1)
 COUNT = number(int, 0)
 SIDE = number(int, 1, image_size.LARGEST)      # side of an image, in pixels
+# values of --device, and their meanings
+DEVICES = {'auto': 'an NVIDIA GPU if available, else an Apple GPU, else the CPU', 'cpu': 'the CPU',
+           'cuda': 'an NVIDIA GPU', 'mps': 'an Apple GPU'}
 
 
 def flag(group, *names, **options):

@@ -3,6 +3,7 @@ import importlib.metadata
 import itertools
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -12,7 +13,6 @@ from pathlib import Path
 
 import yaml
 
-from utilities import machine
 from utilities.errors import UserError
 from utilities.files import UniqueKeys, file_hash, read_yaml, remove_stale, write_text
 
@@ -243,8 +243,20 @@ def versions():
             continue
     if torch.cuda.is_available():
         found['cuda'] = torch.version.cuda
-    return found | {'processor': machine.processor(), 'instructions': torch.backends.cpu.get_cpu_capability(),
+    return found | {'processor': processor(), 'instructions': torch.backends.cpu.get_cpu_capability(),
                     'threads': torch.get_num_threads()}
+
+
+def processor():
+    """The name of the processor, on which the last digits of results depend; if it is not known, the architecture."""
+    try:
+        if platform.system() == 'Darwin':
+            return subprocess.run(['sysctl', '-n', 'machdep.cpu.brand_string'], capture_output=True, text=True,
+                                  check=True).stdout.strip()
+        found = re.search(r'^model name\s*:\s*(\S.*)$', Path('/proc/cpuinfo').read_text(), re.MULTILINE)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def git_commit():

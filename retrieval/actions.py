@@ -9,10 +9,10 @@ import evaluation
 import parameters
 import parts
 from flags import command_line
+from flags.namespace import changed
 from retrieval import codes, export, open_set, pairs, reranking
 from utilities import processes
 from utilities.errors import UserError, choose
-from utilities.namespace import changed
 
 
 @dataclass

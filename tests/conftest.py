@@ -29,7 +29,7 @@ from tests.blank import plots
 from tests.helpers import GPU
 from utilities import plotting
 from utilities.device import TF32, set_tf32
-from utilities.machine import n_cores
+from utilities.processes import n_cores
 
 os.environ['WANDB_MODE'] = 'offline'
 os.environ |= {'KMP_DUPLICATE_LIB_OK': 'TRUE', 'KMP_INIT_AT_FORK': 'FALSE'}      # what the import of sklearn would set

@@ -22,7 +22,7 @@ import Evaluate_Network
 import main
 from records import checkpoint
 from records.state import State
-from utilities.machine import accelerator
+from utilities.processes import accelerator
 
 if sys.platform == 'linux':
     from tests import fork_server

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from utilities import namespace
+from flags import namespace
 
 # what a run of an epoch on small images needs, and the flags after it: those that are named, and those that are not
 RUNS = [

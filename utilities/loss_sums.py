@@ -1,6 +1,6 @@
 """
-Sums of losses; how a loss is called, by its keywords and with the triplets or masks of its miner; and what is trained
-of it: its optimizer groups, and the optimizers that it owns.
+How a loss is called, by its keywords and with the triplets or masks of its miner; and what is trained of it: its
+optimizer groups, and the optimizers that it owns.
 """
 import functools
 import inspect
@@ -9,25 +9,9 @@ import types
 import torch
 
 from .errors import UserError, choose  # relative: hubconf.py loads this file under another package's name
-from .namespace import changed, unnoted
 
 PAIRS = ('npair', 'lifted')                           # miners of pairs; in the public code, they give three lists
 COSTLY = ('feature_maps', 'images', 'teacher_batch')  # inputs only for a criterion that asks for them
-
-
-def parts(opt):
-    """
-    One namespace per loss of the sum --loss a+b, with its own `loss` and `batch_mining`; one miner serves all losses.
-
-    Raises UserError where the numbers of losses and miners differ.
-    """
-    losses = opt.loss.split('+')
-    miners = unnoted(opt).batch_mining.split('+')
-    miners = miners * len(losses) if len(miners) == 1 else miners
-    if len(miners) != len(losses):
-        raise UserError(f'--batch_mining {opt.batch_mining}: give one miner, or one for each loss of --loss {opt.loss} '
-                        '(none where it needs none)')
-    return [changed(opt, loss=loss, batch_mining=miner) for loss, miner in zip(losses, miners, strict=True)]
 
 
 def finished(criterion):

@@ -14,10 +14,10 @@ import datasets
 import evaluation
 import parts
 from batch_mining import distance, parametric
+from flags.namespace import changed
 from records import checkpoint
 from tests.helpers import assert_same_end, folder_of, kept_by
 from utilities.errors import UserError
-from utilities.namespace import changed
 from utilities.randomness import preserved
 
 ADAPT = ('--batch_mining', 'parametric', '--miner_parametric_adapt', '--use_tv_split', '--tv_split_by_samples',

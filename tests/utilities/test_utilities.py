@@ -15,7 +15,7 @@ from records.checkpoint import Checkpoint
 from records.trace import Trace
 from records.writing import Records
 from tests.helpers import state_of
-from utilities import device, files, machine, stopping
+from utilities import device, files, stopping
 from utilities.errors import RunFailed, UserError, choose
 from utilities.randomness import derive, seed_everything
 
@@ -227,7 +227,7 @@ def test_a_run_folder_is_made_whole_and_never_overwritten(opt, tmp_path, monkeyp
     assert config['flags'] == {'lr': 1e-5, 'tau': [1]} and config['command'] == 'python main.py --lr 1e-5'
     assert config['split_hash'] == 'abc' and config['versions']['torch'] == torch.__version__.split('+')[0]
     assert config['versions']['threads'] == torch.get_num_threads()
-    assert config['versions']['processor'] == machine.processor() != ''
+    assert config['versions']['processor'] == run_folder.processor() != ''
     assert config['versions']['instructions'] == torch.backends.cpu.get_cpu_capability()
     assert {file.name for file in folder.iterdir()} == {'config.yaml', 'splits.yaml'}
     assert yaml.safe_load((folder / 'splits.yaml').read_text()) == description
@@ -260,7 +260,7 @@ def test_outside_a_git_checkout_there_is_no_commit(monkeypatch, tmp_path):
 
 def test_devices(opt, monkeypatch, capsys):
     chosen = []
-    monkeypatch.setattr(device, 'accelerator', lambda: None)
+    monkeypatch.setattr(device.processes, 'accelerator', lambda: None)
     monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: False)
     flags = opt()
     for wanted in ('auto', 'cpu'):
@@ -276,7 +276,7 @@ def test_devices(opt, monkeypatch, capsys):
     flags.given = ['gpu']
     with pytest.raises(UserError, match='--gpu 0 1: a run uses one GPU'):
         device.select(flags)
-    monkeypatch.setattr(device, 'accelerator', lambda: 'cuda')
+    monkeypatch.setattr(device.processes, 'accelerator', lambda: 'cuda')
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
     monkeypatch.setattr(torch.cuda, 'set_device', chosen.append)
     flags.device, flags.gpu = 'auto', [1]
