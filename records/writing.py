@@ -16,7 +16,7 @@ SPECTRUM = 'rho_spectrum@0'                                # the metric that is 
 
 class Records:
     """
-    A context manager, which closes the database and the backends at the end. It writes in process 0 only.
+    A context manager, which closes the backends at the end. It writes in process 0 only.
 
     folder: the run folder. start: the epoch with which the run begins or continues. Rows from this epoch on, which a
     killed run has left, are dropped, since these epochs are repeated.
@@ -34,9 +34,7 @@ class Records:
 
     def open(self, settings, start):
         """Opens the files and the backends, and gives these the epochs that they lack; process 0 does it."""
-        self.database = database.Database(self.folder / 'records.sqlite', self.rows, self.spectra)
-        write_csv(self.folder / 'log.csv', self.rows)
-        write_csv(self.folder / 'spectrum.csv', self.spectra)
+        self.write_files()
         self.backends = backends.select(self.opt, self.folder, settings, start)
         self.clock = time.perf_counter()
         for row in self.rows:
@@ -44,6 +42,11 @@ class Records:
             spectra = {Column(spectrum['split'], SPECTRUM).name: singular_values(spectrum)
                        for spectrum in self.spectra if spectrum['epoch'] == row['epoch']}
             self.pass_on(int(row['epoch']), scalars, spectra)
+
+    def write_files(self):
+        database.write(self.folder / 'records.sqlite', self.rows, self.spectra)
+        write_csv(self.folder / 'log.csv', self.rows)
+        write_csv(self.folder / 'spectrum.csv', self.spectra)
 
     @processes.rank_zero_only
     def contents(self):
@@ -119,11 +122,9 @@ class Records:
         rows = [{name: as_text(value) for name, value in (row | statistics).items()}]
         vectors = [{'epoch': str(epoch), 'split': columns.parse(name).split} | numbered(values)
                    for name, values in spectra.items()]
-        self.database.add(rows, vectors)
         self.rows = self.rows + rows                         # new lists: Checkpoint.records keeps the old ones
         self.spectra = self.spectra + vectors
-        write_csv(self.folder / 'log.csv', self.rows)
-        write_csv(self.folder / 'spectrum.csv', self.spectra)
+        self.write_files()
         self.pass_on(epoch, trained | row, spectra)
         return row, self.rows
 
@@ -141,7 +142,6 @@ class Records:
 
     @processes.rank_zero_only
     def __exit__(self, kind, error, traceback):
-        self.database.close()
         for backend in self.backends:
             problem = backends.failure(backend.close, kind is not None)
             if problem:

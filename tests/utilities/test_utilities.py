@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from records import backends, checkpoint, database, lock, run_folder
+from records import backends, checkpoint, lock, run_folder
 from records.checkpoint import Checkpoint
 from records.trace import Trace
 from records.writing import Records
@@ -135,19 +135,6 @@ def test_rows_that_come_again_are_dropped(opt, tmp_path, capsys):
     with Records(opt(), tmp_path, {}, 0):
         pass
     assert not (tmp_path / 'log.csv').exists()
-
-
-def test_rows_that_cannot_be_stored_leave_the_tables_as_they_were(tmp_path):
-    records = database.Database(tmp_path / 'records.sqlite', [{'epoch': '0', 'lr': '0.1'}], [])
-    for rows, spectra in (([{'epoch': '1', 'test_nmi': '0.5'}, {'epoch': 'two'}], []),
-                          ([{'epoch': '1', 'test_nmi': '0.5'}], [{'epoch': '1', 'split': 'test', '1': 'wide'}])):
-        with pytest.raises(ValueError):
-            records.add(rows, spectra)
-        assert records.connection.execute('SELECT * FROM log').fetchall() == [(0, .1)]
-    records.add([{'epoch': '1', 'test_nmi': '0.5'}], [{'epoch': '1', 'split': 'test', '1': 'nan', '2': '3'}])
-    assert records.connection.execute('SELECT * FROM log').fetchall() == [(0, .1, None), (1, None, .5)]
-    assert records.connection.execute('SELECT number, value FROM spectrum').fetchall() == [(1, None), (2, 3)]
-    records.close()
 
 
 def test_tensorboard_has_the_same_numbers(opt, tmp_path):
