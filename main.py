@@ -16,9 +16,9 @@ import datasampler
 import evaluation
 import parameters
 import parts
-from configuration import effects, resuming
+from configuration import resuming
 from datasets.loading import TrainingLoader
-from records import checkpoint, columns, lock, reading, run_folder
+from records import checkpoint, columns, lock, run_folder
 from records.checkpoint import Checkpoint
 from records.columns import Column
 from records.trace import Trace
@@ -71,10 +71,11 @@ def begin(opt, arguments):
         resuming.require_unchanged(folder, built.data.description, files)
     else:
         chosen = datasampler.chosen_later(opt)
-        sought = resuming.compared(opt, settings)
-        folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files,
-                                   lambda folder: opt.auto_resume and reading.is_same(folder, *sought))
-    return built, checkpoint_in(folder, opt, settings, built)
+        folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files)
+    lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
+    origin = checkpoint.origin(folder, built.data.description)
+    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), built.state(opt.device), origin,
+                             lowest)
 
 
 def note_other_data(folder, description):
@@ -84,17 +85,9 @@ def note_other_data(folder, description):
         print(f'Note: the data have {changed} than {folder}.')
 
 
-def checkpoint_in(folder, opt, settings, built):
-    """The Checkpoint of a run in its folder."""
-    lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
-    origin = checkpoint.origin(folder, built.data.description)
-    return Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), built.state(opt.device), origin,
-                      lowest)
-
-
 def continued(opt, arguments):
     """--auto_resume: the flags that continue the run with these settings; None if it is finished; or `opt`."""
-    found = resuming.find_run(opt, configuration.recorded_settings(opt))
+    found = processes.run_on_rank_zero(resuming.find_run, opt, configuration.recorded_settings(opt))
     if found is None:
         return opt
     folder, is_finished = found
@@ -164,7 +157,7 @@ def train_epoch(opt, built, loader, epoch):
 
 def record(records, built, state, epoch, trained, evaluated):
     """Writes down an epoch: its row, the checkpoints, the summary."""
-    effects.name_unread(records.opt, bool(trained), bool(evaluated))
+    configuration.name_unread(records.opt, bool(trained), bool(evaluated))
     state.save(epoch, records.log(epoch, trained, evaluated), records.contents())
     records.summarise(state)
 

@@ -1,4 +1,7 @@
-"""The flags of a run: from a run folder, --config files and the command line; and what is recorded of them."""
+"""
+The flags of a run: from a run folder, --config files and the command line; what is recorded of them; and notes on given
+flags without effect, which nothing reads.
+"""
 import sys
 from pathlib import Path
 
@@ -13,10 +16,13 @@ from architectures import embedding_layer
 from configuration import resuming
 from flags import command_line
 from flags.command_line import accepted_settings, given, mappings, merged, read_config, tokens
-from flags.namespace import Flags
+from flags.namespace import Flags, is_read, note
 from records import checkpoint, published, run_folder
+from utilities import processes
 from utilities.errors import UserError
 
+BUILT = ('data', 'network')                                                    # groups of flags
+TRAINING = ('training', 'batch creation', 'batch mining', 'losses')
 # Removed flags and their defaults; a run with another value needs the code of TAG
 REMOVED = {
     'language_distill_w': 0.0, 'language_vectors': None, 'language_pseudoclass': False, 'language_pseudoclass_topk': 5,
@@ -188,3 +194,35 @@ def checksums_of_files(settings):
     """
     found = {name: run_folder.file_checksum(settings.get(name)) for name in parameters.flags_with('file')}
     return {name: checksum for name, checksum in found.items() if checksum}
+
+
+def name_unread(opt, trained, evaluated):
+    """
+    Prints the given flags without effect: those that nothing has read in the first trained epoch, or with --n_epochs 0
+    in the evaluation. After the first evaluated epoch, it also names flags of the evaluation. To be called after each
+    epoch; each flag is named once.
+    """
+    found = unread(opt, trained, evaluated)
+    note(opt, *found)
+    if found and processes.is_main():
+        named = ', '.join(f'--{name} {command_line.text_of(value)}' for name, value in found.items())
+        print(f'Note: without effect in this run: {named}', file=sys.stderr)
+
+
+def unread(opt, trained, evaluated):
+    """
+    The flags of name_unread(), {flag: value}. A resumed run has the data and the network that it began with, and reads
+    fewer of their flags.
+    """
+    if not trained and opt.n_epochs:
+        return {}
+    groups = [*TRAINING]
+    if not opt.resume:
+        groups += BUILT
+    if evaluated:
+        groups.append('evaluation')
+    flags = parameters.flags_of_group(*groups)
+    defaults = parameters.defaults()
+    values = vars(opt)
+    return {name: values[name] for name in opt.given
+            if name in flags and not is_read(opt, name) and values[name] != defaults[name]}

@@ -79,22 +79,12 @@ def find_run(opt, recorded):
     """
     --auto_resume: the run with the `recorded` settings as (its folder, whether it is finished); None if there is none.
     --n_epochs and flags that are no settings may differ; with another --n_epochs, it does not count as finished.
-    Process 0 looks for it, and all processes know what it has found.
     """
-    return processes.run_on_rank_zero(look_for_run, opt, recorded)
-
-
-def look_for_run(opt, recorded):
-    """The work of find_run()."""
-    folder = reading.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), *compared(opt, recorded))
-    if folder is None:
-        return None
-    return folder, reading.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs
-
-
-def compared(opt, recorded):
-    """What a found run must share with the `recorded` settings: settings, chosen and files of reading.find."""
     chosen = datasampler.chosen_later(opt)
     settings = {name: value for name, value in parameters.settings_among(recorded).items()
                 if name not in {'n_epochs', *chosen}}
-    return settings, chosen, parameters.files_among(recorded)
+    folder = reading.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings, chosen,
+                          parameters.files_among(recorded))
+    if folder is None:
+        return None
+    return folder, reading.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs

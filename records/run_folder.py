@@ -40,7 +40,7 @@ def check_names(opt):
                             f'most {LONGEST} fit into the name of a file')
 
 
-def create(opt, settings, arguments, description, chosen=(), files=None, is_same=None):
+def create(opt, settings, arguments, description, chosen=(), files=None):
     """
     Process 0 makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is
     appended. All processes return the folder.
@@ -50,14 +50,12 @@ def create(opt, settings, arguments, description, chosen=(), files=None, is_same
     description: the description of the splits, as datasets.splits.describe gives it.
     files:       {flag: checksum of the file that it names}.
     chosen:      the flags that were not given, and whose values the run may adapt to its data.
-    is_same:     folder whose name is taken -> whether another process has just begun this run in it, which raises
-                 UserError.
     """
     from utilities import processes  # imports torch, which reading run folders does not need
-    return Path(processes.run_on_rank_zero(make, opt, settings, arguments, description, chosen, files, is_same))
+    return Path(processes.run_on_rank_zero(make, opt, settings, arguments, description, chosen, files))
 
 
-def make(opt, settings, arguments, description, chosen, files, is_same):
+def make(opt, settings, arguments, description, chosen, files):
     """The work of create()."""
     parent = Path(opt.save_path) / opt.dataset
     name = savename(opt)
@@ -76,18 +74,14 @@ def make(opt, settings, arguments, description, chosen, files, is_same):
         unfinished.mkdir(parents=True)
         write_yaml(unfinished / 'config.yaml', config)
         write_yaml(unfinished / 'splits.yaml', description)
-        return settle(unfinished, parent / name, is_same)
+        return settle(unfinished, parent / name)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise UserError(f'--save_path {opt.save_path}: no folder can be made there ({error.strerror})') from None
 
 
-def settle(unfinished, folder, is_same=None):
-    """
-    Renames a folder to `folder`; if the name is taken, _1, _2 ... is appended. Returns the path. is_same: as for
-    create(). Two processes that begin one run at once try the same names, so that the second sees the folder of the
-    first.
-    """
+def settle(unfinished, folder):
+    """Renames a folder to `folder`; if the name is taken, _1, _2 ... is appended. Returns the path."""
     for place in places(folder):
         if not place.exists():
             try:
@@ -95,10 +89,6 @@ def settle(unfinished, folder, is_same=None):
             except OSError:
                 if not place.exists():       # else another process took the name in between
                     raise
-        if is_same and is_same(place):
-            shutil.rmtree(unfinished)
-            raise UserError(f'--auto_resume: another process has just begun this run, in {place}; wait for it or stop '
-                            'it')
 
 
 def places(folder):

@@ -11,7 +11,6 @@ from unittest import mock
 import pytest
 
 import main
-from configuration import resuming
 from records import reading, run_folder
 from tests.helpers import ROOT, assert_same_end, folder_of, started, wait_for
 
@@ -75,21 +74,6 @@ def test_a_batch_size_that_the_run_has_chosen_is_no_other_setting(quick, run, tm
     small += ['--n_epochs', '1', *FEW]
     assert not {'--bs', '--samples_per_class'} & {*small} and run(*small) == 0 and run(*small, '--n_epochs', '2') == 0
     assert [path.name for path in folder_of(tmp_path).parent.iterdir()] == ['quick_s1']
-
-
-def test_the_second_of_two_that_begin_one_run_at_once_says_so(quick, run, tmp_path, monkeypatch, capsys):
-    """The second has looked for the run before the first made its folder."""
-    with monkeypatch.context() as patch:
-        patch.setattr(resuming, 'find_run', lambda opt, recorded: None)
-        assert run(*quick, *FEW, '--n_epochs', '1') == 0
-        capsys.readouterr()
-        assert run(*quick, *FEW, '--n_epochs', '1') == 2
-        error = capsys.readouterr().err
-        assert f'another process has just begun this run, in {folder_of(tmp_path)}' in error
-        assert [path.name for path in folder_of(tmp_path).parent.iterdir()] == ['quick_s1']
-        assert run(*quick, *FEW, '--n_epochs', '0', '--lr', '0.1') == 0                      # another run of that name
-        assert run(*quick, *FEW[:-1], '--n_epochs', '1') == 0                               # without --auto_resume
-    assert {path.name for path in folder_of(tmp_path).parent.iterdir()} == {'quick_s1', 'quick_s1_1', 'quick_s1_2'}
 
 
 def workers_of(torchrun):

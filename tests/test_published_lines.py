@@ -8,7 +8,6 @@ import torch
 import configuration
 import criteria
 import parts
-from configuration import effects
 from tests.helpers import with_blocks
 
 S2SD = ('--n_epochs 150 --log_online --project Runs --seed 0 --gpu 0 --bs 112 --loss s2sd --loss_s2sd_T 1 '
@@ -64,7 +63,7 @@ def test_they_build_and_take_a_step(line, patterns, monkeypatch):
     loss.backward()
     built.optimizer.step()
     built.schedule.at(1)
-    assert not effects.unread(opt, trained=True, evaluated=False)
+    assert not configuration.unread(opt, trained=True, evaluated=False)
     after = [parameter for group in built.optimizer.param_groups for parameter in group['params']]
     moved = [not one.equal(other) for one, other in zip(before, after, strict=True)]
     assert loss.isfinite() and sum(moved) > .95 * len(moved) and all(parameter.isfinite().all() for parameter in after)
