@@ -16,7 +16,6 @@ import datasampler
 import evaluation
 import parameters
 import parts
-from configuration import resuming
 from datasets.loading import TrainingLoader
 from records import checkpoint, columns, lock, run_folder
 from records.checkpoint import Checkpoint
@@ -33,7 +32,7 @@ def run(opt, arguments):
     built, state = begin(opt, arguments)
     with lock.held(state.folder), explained_stop(opt, state):
         if opt.resume:
-            resuming.continue_run(opt, state, arguments, built.data.description)
+            configuration.continue_run(opt, state, arguments, built.data.description)
         print(parts.summary(opt, state.folder, built, state.next_epoch))
         with Records(opt, state.folder, state.settings, state.next_epoch, state.records) as records:
             parts.keep_features(opt, built)
@@ -68,7 +67,7 @@ def begin(opt, arguments):
     files = configuration.checksums_of_files(settings)
     if opt.resume:
         folder = Path(opt.resume)
-        resuming.require_unchanged(folder, built.data.description, files)
+        configuration.require_unchanged(folder, built.data.description, files)
     else:
         chosen = datasampler.chosen_later(opt)
         folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files)
@@ -87,7 +86,7 @@ def note_other_data(folder, description):
 
 def continued(opt, arguments):
     """--auto_resume: the flags that continue the run with these settings; None if it is finished; or `opt`."""
-    found = processes.run_on_rank_zero(resuming.find_run, opt, configuration.recorded_settings(opt))
+    found = processes.run_on_rank_zero(configuration.find_run, opt, configuration.recorded_settings(opt))
     if found is None:
         return opt
     folder, is_finished = found
