@@ -70,7 +70,8 @@ def begin(opt, arguments):
         configuration.require_unchanged(folder, built.data.description, files)
     else:
         chosen = datasampler.chosen_later(opt)
-        folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files)
+        folder = Path(processes.run_on_rank_zero(run_folder.create, opt, settings, arguments, built.data.description,
+                                                 chosen, files))
     lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
     origin = checkpoint.origin(folder, built.data.description)
     return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), built.state(opt.device), origin,
@@ -166,18 +167,14 @@ def finish(opt, built, embedded, records, state):
     split = evaluation.split_of_pictures(opt, built.data)
     if split not in embedded:
         embedded = evaluation.embed_splits(opt, built.model, built.data, [split], built.criterion)
-    finish_records(opt, embedded[split], split, records, state)
-
-
-@processes.rank_zero_only
-def finish_records(opt, embedded, split, records, state):
-    """The part of finish() that process 0 does alone. embedded: the Embedded of `split`."""
+    if not processes.is_main():
+        return
     plots = state.folder / 'plots'
     panel = state.folder / f'retrieval_{split}.png'
     saved = []
     if opt.pictures != ['none'] and plotting.is_possible():
         evaluation.curves.plot(records.rows, plots, single=evaluation.curves.SINGLE in opt.pictures)
-        saved = evaluation.pictures.save(opt, embedded, split, plots, panel)
+        saved = evaluation.pictures.save(opt, embedded[split], split, plots, panel)
     if panel in saved:
         records.picture(f'retrieval/{split}', panel)
     records.summarise(state, finished=True)

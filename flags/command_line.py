@@ -167,12 +167,6 @@ def add_declared(add, switch, flag, values, **known):
     return add(f'--{flag}', default=default, **options, **known)
 
 
-def flags_with_attribute(parser, fact):
-    """{flag: value of the fact} for the flags whose Facts have it. fact: the name of an attribute of Facts."""
-    values = {action.dest: getattr(facts(action), fact) for action in parser._actions}
-    return {flag: value for flag, value in values.items() if value}
-
-
 def parted(arguments):
     """
     (the arguments before the first `--`, those after it)

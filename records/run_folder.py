@@ -42,8 +42,8 @@ def check_names(opt):
 
 def create(opt, settings, arguments, description, chosen=(), files=None):
     """
-    Process 0 makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is
-    appended. All processes return the folder.
+    Makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is appended.
+    Returns the folder.
 
     settings:    the flags, as configuration.recorded_settings gives them.
     arguments:   the arguments of the command line.
@@ -51,12 +51,6 @@ def create(opt, settings, arguments, description, chosen=(), files=None):
     files:       {flag: checksum of the file that it names}.
     chosen:      the flags that were not given, and whose values the run may adapt to its data.
     """
-    from utilities import processes  # imports torch, which reading run folders does not need
-    return Path(processes.run_on_rank_zero(make, opt, settings, arguments, description, chosen, files))
-
-
-def make(opt, settings, arguments, description, chosen, files):
-    """The work of create()."""
     parent = Path(opt.save_path) / opt.dataset
     name = savename(opt)
     test = description['splits'].get('test', {})
@@ -201,11 +195,7 @@ def read_splits(folder):
 
 
 def write_yaml(file, content):
-    write_text(file, as_yaml(content))
-
-
-def as_yaml(content):
-    return yaml.dump(content, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=120)
+    write_text(file, yaml.dump(content, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=120))
 
 
 def without_secrets(arguments, secrets):

@@ -1,15 +1,17 @@
 """Writes a run's records: log.csv, records.sqlite, spectrum.csv and summary.json; the backends get the same values."""
+import contextlib
 import json
 import math
+import sqlite3
 import time
 from pathlib import Path
 
 import numpy as np
 
-from records import backends, columns, database
+from records import backends, columns
 from records.columns import Column
 from utilities import processes
-from utilities.files import read_csv, write_csv, write_text
+from utilities.files import atomic, read_csv, write_csv, write_text
 
 SPECTRUM = 'rho_spectrum@0'                                # the metric that is a vector, in spectrum.csv
 
@@ -44,7 +46,7 @@ class Records:
             self.pass_on(int(row['epoch']), scalars, spectra)
 
     def write_files(self):
-        database.write(self.folder / 'records.sqlite', self.rows, self.spectra)
+        write_database(self.folder / 'records.sqlite', self.rows, self.spectra)
         write_csv(self.folder / 'log.csv', self.rows)
         write_csv(self.folder / 'spectrum.csv', self.spectra)
 
@@ -146,6 +148,28 @@ class Records:
             problem = backends.failure(backend.close, kind is not None)
             if problem:
                 backends.note(type(backend).__name__, 'may have lost the last records', problem, self.folder)
+
+
+def write_database(file, rows, spectra):
+    """
+    Replaces records.sqlite atomically: the rows of log.csv in the table `log`, the rows of spectrum.csv in the table
+    `spectrum`. Rows are dicts from columns to text.
+    """
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != 'epoch']
+    columns = ['epoch INTEGER PRIMARY KEY', *(f'{quoted(name)} REAL' for name in names)]
+    values = [[int(row['epoch']), *(float(row[name]) if row.get(name) else None for name in names)] for row in rows]
+    singular = [(int(row['epoch']), row['split'], int(name), float(text))
+                for row in spectra for name, text in row.items() if name.isdigit() and text]
+    with (atomic(file) as temporary, contextlib.closing(sqlite3.connect(temporary)) as connection, connection):
+        connection.execute(f'CREATE TABLE log ({", ".join(columns)})')
+        connection.executemany(f'INSERT INTO log VALUES ({", ".join("?" * len(columns))})', values)   # NaN becomes NULL
+        connection.execute('CREATE TABLE spectrum (epoch INTEGER, split TEXT, number INTEGER, value REAL, '
+                           'PRIMARY KEY (epoch, split, number))')
+        connection.executemany('INSERT INTO spectrum VALUES (?, ?, ?, ?)', singular)
+
+
+def quoted(name):
+    return '"' + name.replace('"', '""') + '"'
 
 
 def progress(epoch, trained, evaluated, storage_metrics):

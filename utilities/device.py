@@ -99,12 +99,8 @@ def check_step(opt):
     """Raises UserError if the device does not support the type of --amp, or if --compile does not work."""
     if opt.compile:
         check_compiler(opt.device)
-    if opt.amp != 'none':
-        check_precision(opt)
-
-
-def check_precision(opt):
-    """Raises UserError if the device does not support the type of --amp."""
+    if opt.amp == 'none':
+        return
     try:
         with warnings.catch_warnings(action='ignore'), torch.autocast(opt.device.type, getattr(torch, opt.amp)):
             supported = torch.is_autocast_enabled(opt.device.type)
