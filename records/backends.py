@@ -145,12 +145,6 @@ class Wandb:
         waiting = self.pictures if epoch > self.logged else self.run.summary       # W&B takes a step once
         waiting[name] = wandb.Image(str(file))
 
-    def table(self, name, rows, epoch):
-        import wandb
-        columns, cells = as_table(rows)
-        waiting = self.pictures if epoch > self.logged else self.run.summary       # W&B takes a step once
-        waiting[name] = wandb.Table(columns=columns, data=cells)
-
     def close(self, failed):
         import wandb
         problem = within_limit(self.run.finish, int(failed))
@@ -189,12 +183,6 @@ def histogram(values):
     return np.histogram(values[np.isfinite(values)], bins=min(64, max(1, len(values))))
 
 
-def as_table(rows):
-    """A list of {column: value} -> (the columns, the cells of each row)."""
-    columns = [*dict.fromkeys(column for row in rows for column in row)]
-    return columns, [[row.get(column) for column in columns] for row in rows]
-
-
 class Comet:
     """
     A Comet experiment of --project, the same after --resume. Without COMET_API_KEY it is logged to <run folder>/comet/
@@ -226,10 +214,6 @@ class Comet:
 
     def picture(self, name, file, epoch):
         self.experiment.log_image(str(file), name=name, step=epoch)
-
-    def table(self, name, rows, epoch):
-        columns, cells = as_table(rows)
-        self.experiment.log_table(f'{name}_{epoch}.csv', cells, headers=columns)
 
     def close(self, failed):
         self.experiment.end()

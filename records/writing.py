@@ -11,7 +11,7 @@ import numpy as np
 from records import backends, columns
 from records.columns import Column
 from utilities import processes
-from utilities.files import atomic, read_csv, write_csv, write_text
+from utilities.files import atomic, write_csv, write_text
 
 SPECTRUM = 'rho_spectrum@0'                                # the metric that is a vector, in spectrum.csv
 
@@ -73,21 +73,6 @@ class Records:
             epoch = int(self.rows[-1]['epoch'])
         for backend in list(self.backends):
             self.try_to(backend, backend.picture, name, file, epoch)
-
-    @processes.rank_zero_only
-    def table(self, name, rows, epoch):
-        """
-        Writes the `rows` of an epoch, a list of {column: value}, into <run folder>/tables/<name>.csv, after those of
-        earlier epochs, and gives them as a table to the backends that take tables: W&B and Comet. A slash in the name
-        becomes _ in the name of the file. Rows of this or a later epoch, which a killed run has left, are dropped.
-        """
-        file = self.folder / 'tables' / f'{name.replace("/", "_")}.csv'
-        file.parent.mkdir(exist_ok=True)
-        earlier = [row for row in read_csv(file) if int(row['epoch']) < epoch]
-        write_csv(file, earlier + [{'epoch': epoch} | row for row in rows])
-        for backend in list(self.backends):
-            if hasattr(backend, 'table'):
-                self.try_to(backend, backend.table, name, rows, epoch)
 
     def try_to(self, backend, call, *arguments):
         """Calls call(*arguments); a backend that fails gets no more records."""
