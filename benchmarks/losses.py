@@ -20,7 +20,7 @@ from batch_mining.random_triplets import random_triplets
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
 from records.run_folder import processor
-from utilities import pml
+from utilities import libraries
 from utilities.text_tables import markdown
 
 SIZES = {112: 2, 512: 4, 2048: 4}                         # batch size: images of each class
@@ -206,7 +206,7 @@ def their_loss(case, batch, labels, triplets, n_classes):
     """(the library's loss, its arguments); None where it has none, or where the batch is too large for it."""
     if case.counterpart is None or len(batch) > case.most or n_classes > case.n_classes:
         return None
-    pml.require_library('the comparison of losses')
+    libraries.require_library('the comparison of losses')
     import pytorch_metric_learning as library
     import pytorch_metric_learning.distances
     import pytorch_metric_learning.losses

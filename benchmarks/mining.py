@@ -15,7 +15,7 @@ import parameters
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
 from records.run_folder import processor
-from utilities import pml
+from utilities import libraries
 from utilities.text_tables import markdown
 
 SHAPES = ((56, 2), (128, 4), (512, 4))                     # classes, samples of each
@@ -26,7 +26,7 @@ BUDGET = 40                                                # seconds of it
 
 def counterparts():
     """{miner: a miner of pytorch-metric-learning}"""
-    pml.require_library('the comparison of miners')
+    libraries.require_library('the comparison of miners')
     from pytorch_metric_learning import distances, miners
     euclidean = distances.LpDistance()
     squared = distances.LpDistance(power=2)
