@@ -21,7 +21,6 @@ from utilities.errors import Unwritable, UserError, causes, is_disk_error
 
 OTHER_OBJECTS = 'a pickle of objects other than tensors'        # how describe_kind() begins for such a file
 STALE = 600                                                  # seconds without a change; older folders are removed
-LONGEST = 50_000_000                                         # characters of a YAML text
 PLAIN_TAGS = {f'tag:yaml.org,2002:{name}' for name in ('str', 'int', 'float', 'bool', 'null', 'seq', 'map')}
 BLOCK = 4096                                                 # bytes that are written to see whether there is room
 
@@ -233,8 +232,6 @@ class UniqueKeys(YamlLoader):
 
 def read_yaml(text, loader=YamlLoader):
     """A YAML text of plain values -> its content. Raises ValueError, in one line, for other texts."""
-    if len(text) > LONGEST:
-        raise ValueError(f'longer than {LONGEST:,} characters')
     try:
         return yaml.load(text, loader)
     except (yaml.YAMLError, ValueError, KeyError, IndexError) as error:      # the last three for `!!int abc` and such

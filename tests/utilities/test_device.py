@@ -33,9 +33,3 @@ def test_freed_memory_is_reused():
     pages = 10 * (1 << 25) // 4096
     n_kept = faults('keep')
     assert n_kept < pages / 10 and faults() > n_kept
-
-
-def test_elsewhere_nothing_is_called(monkeypatch):
-    monkeypatch.setattr(device.os, 'confstr_names', {})
-    monkeypatch.setattr(device.ctypes, 'CDLL', lambda name: 1 / 0)
-    device.keep_freed()

@@ -120,38 +120,6 @@ def test_records_are_written_in_every_form(opt, tmp_path, capsys):
     assert 'epoch   1  loss 0.1000  test_e_recall@1 0.3333' in capsys.readouterr().out
 
 
-def test_rows_that_come_again_are_dropped(opt, tmp_path, capsys):
-    with Records(opt(), tmp_path, {}, 0) as records:
-        for epoch in range(4):
-            log(records, epoch, epoch / 10)
-    saved = {name: rows[:2] for name, rows in records.contents().items()}
-    with Records(opt(), tmp_path, {}, 2, saved) as records:               # killed after row 3, before its checkpoint
-        log(records, 2, .9)
-    assert 'did not hold' not in capsys.readouterr().out
-    assert [row['test_e_recall@1'] for row in rows_of(tmp_path / 'log.csv')] == ['0.0', '0.1', '0.9']
-    assert [row['epoch'] for row in rows_of(tmp_path / 'spectrum.csv')] == ['0', '1', '2']
-    stored = sqlite3.connect(tmp_path / 'records.sqlite')
-    assert stored.execute('SELECT epoch, "test_e_recall@1" FROM log').fetchall() == [(0, 0), (1, .1), (2, .9)]
-    with Records(opt(), tmp_path, {}, 0):
-        pass
-    assert not (tmp_path / 'log.csv').exists()
-
-
-def test_tensorboard_has_the_same_numbers(opt, tmp_path):
-    accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
-    with Records(opt(), tmp_path, {}, 0) as records:
-        for epoch in range(3):
-            log(records, epoch, epoch / 4)
-    saved = {name: rows[:2] for name, rows in records.contents().items()}
-    with Records(opt(), tmp_path, {}, 2, saved) as records:
-        log(records, 2, .75)
-    events = accumulator.EventAccumulator(str(tmp_path / 'tensorboard'))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars('test/e_recall@1')] == [(0, 0), (1, .25), (2, .75)]
-    assert {'train/loss', 'train/tuples', 'lr', 'seconds'} <= set(events.Tags()['scalars'])
-    assert 'test/rho_spectrum@0' in events.Tags()['histograms']
-
-
 def test_without_tensorboard_a_line_says_so(opt, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(backends.importlib.util, 'find_spec', lambda name: None)
     assert backends.select(opt(), tmp_path, {}, 0) == [] and 'TensorBoard is not installed' in capsys.readouterr().out
