@@ -61,7 +61,9 @@ def begin(opt, arguments):
     built = parts.build(opt)
     settings |= {name: vars(opt)[name] for name in datasampler.BATCH}          # may have been chosen just now
     if opt.reproduce:
-        note_other_data(opt.reproduce, built.data.description)
+        changed = run_folder.changed_data(run_folder.read(opt.reproduce), built.data.description)
+        if changed:
+            print(f'Note: the data have {changed} than {opt.reproduce}.')
     if opt.n_epochs and not opt.lr and opt.fc_lr <= 0:
         print('Note: --lr 0 trains no weight of the network', file=sys.stderr)
     files = configuration.checksums_of_files(settings)
@@ -76,13 +78,6 @@ def begin(opt, arguments):
     origin = checkpoint.origin(folder, built.data.description)
     return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), built.state(opt.device), origin,
                              lowest)
-
-
-def note_other_data(folder, description):
-    """Prints how the data, described by datasets.select, differ from the data of the run in `folder`."""
-    changed = run_folder.changed_data(run_folder.read(folder), description)
-    if changed:
-        print(f'Note: the data have {changed} than {folder}.')
 
 
 def continued(opt, arguments):

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from utilities.errors import UserError
-from utilities.files import UniqueKeys, file_hash, read_yaml, remove_stale, write_text
+from utilities.files import UniqueKeys, file_hash, read_yaml, write_text
 
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb', 'pytorch-metric-learning')
@@ -64,7 +64,6 @@ def create(opt, settings, arguments, description, chosen=(), files=None):
     config |= {'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
     unfinished = parent / f'.{name}.{uuid.uuid4().hex[:8]}'     # in containers, process ids repeat
     try:
-        remove_stale(parent / name)
         unfinished.mkdir(parents=True)
         write_yaml(unfinished / 'config.yaml', config)
         write_yaml(unfinished / 'splits.yaml', description)
@@ -136,11 +135,6 @@ def changed_data(config, description):
     return f'other {", ".join(changed)}, or another order of images,' if changed else ''
 
 
-def changes(before, now):
-    """{flag: {'from': its value before, 'to': its value now}} for the settings `now` that differ from `before`."""
-    return {name: {'from': before.get(name), 'to': value} for name, value in now.items() if before.get(name) != value}
-
-
 def note_resumption(folder, settings, arguments, epoch, description, merged=()):
     """
     Records a resumption in config.yaml: its epoch, its command and the changed flags; writes splits.yaml. merged: the
@@ -148,7 +142,9 @@ def note_resumption(folder, settings, arguments, epoch, description, merged=()):
     """
     write_yaml(folder / 'splits.yaml', description)
     config = read(folder)
-    changed = changes(config['flags'], settings)
+    before = config['flags']
+    changed = {name: {'from': before.get(name), 'to': value} for name, value in settings.items()
+               if before.get(name) != value}
     config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),
                               'versions': versions(), 'changed_flags': changed})
     changed = {name: change for name, change in changed.items() if name in merged}
