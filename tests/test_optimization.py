@@ -136,17 +136,6 @@ def test_decay_exclude(kinds, layer_decay, excluded, opt):
     assert sum(len(found) for found, _, _ in groups.values()) == len(names)
 
 
-def test_eps_and_betas_reach_adam(opt):
-    for optim, kind in (('adam', torch.optim.Adam), ('adamw', torch.optim.AdamW)):
-        for flags, expected in (({}, (1e-8, (.9, .999))),
-                                ({'adam_eps': 1., 'optim_args': [{'betas': [.5, .6]}]}, (1., (.5, .6)))):
-            flags = opt(arch='conv4', not_pretrained=True, optim=optim, loss='triplet', **flags)
-            model = architectures.select(flags)
-            optimizer, _ = optimization.select(flags, model, criteria.select(flags, lambda *_: None))
-            assert type(optimizer) is kind
-            assert {(group['eps'], tuple(group['betas'])) for group in optimizer.param_groups} == {expected}
-
-
 # Optimizers of the parts
 
 def after_steps(opt, n=3, **flags):
@@ -191,9 +180,11 @@ def test_each_part_has_the_steps_of_its_own_optimizer(opt):
 
 def test_arguments_reach_the_optimizer_of_each_part(opt):
     plain, _ = after_steps(opt, optim='sgd')
-    nesterov, schedule = after_steps(opt, optim='sgd', optim_args=[{'nesterov': True}], loss_optim='adam',
-                                     loss_optim_args=[{'amsgrad': True}])
-    assert schedule.optimizer.defaults['nesterov'] and schedule.further['loss_optimizer'].defaults['amsgrad']
+    nesterov, schedule = after_steps(opt, optim='sgd', optim_args=[{'nesterov': True}], loss_optim='adam', adam_eps=1.,
+                                     loss_optim_args=[{'amsgrad': True, 'betas': [.5, .6]}])
+    of_loss = schedule.further['loss_optimizer'].defaults
+    assert schedule.optimizer.defaults['nesterov'] and of_loss['amsgrad']
+    assert (of_loss['eps'], tuple(of_loss['betas'])) == (1., (.5, .6))
     assert not torch.equal(plain['f_embed.weight'], nesterov['f_embed.weight'])
     with pytest.raises(UserError, match='--optim muon: Muon only supports 2D'):
         after_steps(opt, optim='muon')

@@ -209,7 +209,6 @@ def test_choices_with_meanings_are_those_of_the_program():
     ("--source_path 'a\0b'", 'a flag cannot contain a NUL byte'),
     (f'--seed {"1" * 400}', r'--seed: .* of at most 19 digits, not 1{57}\.\.\.$'),
     (f'--embed_dim {"1" * 5000}', r'--embed_dim: expected a whole number of at least 1, not 1{57}\.\.\.$'),
-    ("--loss_pml_args '{a: !!int abc}'", "--loss_pml_args: expected a YAML mapping, .* not '{a: !!int abc}'"),
     ('--resume a --evaluate b', 'give one of them'),
     ('--evaluation_metrics e_recall@1 rho_spectrum@0 c_rho_spectrum@0',
      '--evaluation_metrics rho_spectrum@0 c_rho_spectrum@0: spectrum.csv holds one spectrum of each split'),
@@ -242,11 +241,8 @@ def test_config_files_merge_left_to_right_and_the_command_line_wins(tmp_path):
     ('a: [', 'c.yaml: not a YAML file'),
     ('a: !!python/object/apply:os.getcwd []', 'c.yaml: not a YAML file'),
     ('1: 2', 'c.yaml: 1: unknown flag'),
-    ('bs: !!int abc', 'c.yaml: not a YAML file of flags: invalid literal'),
     (f'seed: {"1" * 5000}', 'c.yaml: not a YAML file of flags: .*5000 digits'),
-    (f'group: {"[" * 5000}', 'c.yaml: not a YAML file of flags: while parsing'),
     ('group: "a\\0b"', 'c.yaml: .*a flag cannot contain a NUL byte'),
-    ('group: a\0b', 'c.yaml: not a YAML file of flags'),
     ('evaluation_metrics: [--n_epochs, "3"]', r'--evaluation_metrics  --n_epochs: unknown'),
 ])
 def test_a_bad_config_file_is_named_with_the_key_and_the_nearest_flag(content, sentence, tmp_path):

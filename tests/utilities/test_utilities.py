@@ -29,13 +29,6 @@ def test_an_atomic_write_leaves_the_old_file_or_the_new_one(tmp_path):
     assert file.read_text() == 'old' and list(tmp_path.iterdir()) == [file]
 
 
-def test_a_folder_in_the_place_of_a_file_is_refused_and_kept(tmp_path):
-    (tmp_path / 'a.txt').mkdir()
-    with pytest.raises(UserError, match='a.txt is a folder; give the name of a file'):
-        files.write_text(tmp_path / 'a.txt', 'text')
-    assert list(tmp_path.iterdir()) == [tmp_path / 'a.txt'] and not list((tmp_path / 'a.txt').iterdir())
-
-
 def test_a_process_that_waits_for_a_lock_can_be_stopped(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(lock, 'acquire', lambda path: (None, 'another process'))
     monkeypatch.setattr(stopping, 'requested', True)
@@ -160,14 +153,9 @@ def test_a_checkpoint_that_does_not_fit_or_is_none_is_refused(tmp_path):
         make(tmp_path, n=4).resume()
     with pytest.raises(UserError, match='there is no checkpoint'):
         checkpoint.find(tmp_path / 'nowhere')
-    for content, sentence in ((b'nonsense', 'not a checkpoint'), (b'broken', 'not a checkpoint'),
-                              (None, 'weights of a backbone are passed')):
-        if content:
-            (tmp_path / 'x.pt').write_bytes(content)
-        else:
-            torch.save({'a': torch.zeros(1)}, tmp_path / 'x.pt')
-        with pytest.raises(UserError, match=sentence):
-            checkpoint.load(tmp_path / 'x.pt')
+    torch.save({'a': torch.zeros(1)}, tmp_path / 'x.pt')
+    with pytest.raises(UserError, match='weights of a backbone are passed'):
+        checkpoint.load(tmp_path / 'x.pt')
 
 
 # Run folders
