@@ -284,15 +284,10 @@ def continue_run(opt, state, arguments, description):
                             f'continue from; start a new run with its settings by --reproduce {state.folder}')
     if opt.n_epochs < first - 1:
         raise UserError(f'--n_epochs {opt.n_epochs}: {state.folder} has trained {first - 1} epochs already')
-    note_resumption(opt, state, arguments, description)
-
-
-@processes.rank_zero_only
-def note_resumption(opt, state, arguments, description):
-    """Writes down in config.yaml that the run goes on, and which settings change."""
-    remove_temporary(state.folder)
-    merged = parameters.flags_with('resume', 'merge') if opt.merge_argparse_when_resuming else ()
-    run_folder.note_resumption(state.folder, state.settings, arguments, state.next_epoch, description, merged)
+    if processes.is_main():
+        remove_temporary(state.folder)
+        merged = parameters.flags_with('resume', 'merge') if opt.merge_argparse_when_resuming else ()
+        run_folder.note_resumption(state.folder, state.settings, arguments, state.next_epoch, description, merged)
 
 
 def find_run(opt, recorded):
