@@ -469,16 +469,13 @@ def summary(opt, folder, built, first):
     place = f'{folder}, continued at epoch {first}' if first else folder
     n_parameters = sum(parameter.numel() for parameter in built.model.parameters())
     size = written(built.model.input_size)
-    splits = [describe_split(name, part) for name, part in built.data.description['splits'].items()]
+    splits = []
+    for name, part in built.data.description['splits'].items():
+        text = f'{name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes'
+        if part['n_lone_queries']:
+            text += (' (without an image of their class in the gallery, and left out of the retrieval metrics: '
+                     f'{part["n_lone_queries"]:,})')
+        splits.append(text)
     return (f'run folder: {place}\n'
             f'{opt.arch}: {n_parameters:,} parameters, images of {size} pixels, {opt.device}\n'
             f'{opt.dataset}: {"; ".join(splits)}')
-
-
-def describe_split(name, part):
-    """The size of a split in words. part: its entry in the description of the data."""
-    text = f'{name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes'
-    if part['n_lone_queries']:
-        text += (' (without an image of their class in the gallery, and left out of the retrieval metrics: '
-                 f'{part["n_lone_queries"]:,})')
-    return text
