@@ -11,11 +11,9 @@ import traceback
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 from torch._inductor import cpu_vec_isa
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import architectures
 import configuration
@@ -42,7 +40,7 @@ from tests.shared_batches import (
     train_on_gpus,
 )
 from training_step import TrainingStep
-from utilities import device, exchange, stopping
+from utilities import device, stopping
 from utilities.errors import RunFailed, UserError
 from utilities.randomness import derive, seed_everything, seeded
 
@@ -405,13 +403,16 @@ def test_a_compiled_network_computes_the_same(more, graphs):
     assert len({*graphs}) == (2 if 'micro_bs 3' in more else 1)
 
 
-# argv: the compiler, and arguments of main.py
+# argv: the compiler, and arguments of main.py; of conv4, one block compiles faster
 COMPILING = """
 import sys
+import torch
 from torch._inductor import config
+from architectures import conv4
 from utilities import device, stopping
 device.check_compiler = lambda device: None
 config.cpp.cxx = (sys.argv[1],)
+conv4.backbone = lambda opt: conv4.Backbone(torch.nn.Sequential(conv4.block(3), torch.nn.Flatten()), 16)
 stopping.COMPILING = 1
 stopping.install()
 import main
@@ -468,7 +469,8 @@ def test_a_signal_ends_a_process_whose_main_thread_waits_for_others(tmp_path):
 def test_the_two_passes_of_a_compiled_network_have_the_same_random_numbers(compiler):
     opt, built, _ = build('--compile --micro_bs 5', torch.float32, dropout=0.5)
     step = built.step
-    built.model.backbone.append(torch.nn.Dropout(0.3))
+    built.model.backbone = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(48, 24),
+                                               torch.nn.Dropout(0.3))
     built.model.start_epoch(1)
     images = torch.rand(3, 3, 4, 4)
     with torch.no_grad():
@@ -521,38 +523,6 @@ def test_a_layer_that_waits_for_other_processes_is_refused_inside_a_criterion(mo
     built.model.train()
     with pytest.raises(UserError, match='calls the embedding layer .* start one process, or use --embed_norm layer'):
         built.step.loss(outputs, labels=batch[1], indices=batch[2], step=3, epoch=1)
-
-
-@pytest.fixture
-def in_process(request):
-    """in_process(rank, n): this process is one of n of torch's fake process group, whose communication does nothing."""
-    def begin(rank, n):
-        dist.init_process_group('fake', store=FakeStore(), rank=rank, world_size=n)
-        request.addfinalizer(dist.destroy_process_group)
-    return begin
-
-
-@pytest.mark.parametrize('flags', ['', '--micro_bs 2', '--bs 6', '--ema 0.9 --distill ema',
-                                   '--loss margin --batch_mining distance --clip_grad 1 --loss_optim sgd'])
-@pytest.mark.parametrize('rank', [0, 5, 7])
-def test_the_shapes_of_a_step_in_each_of_eight_processes(rank, flags, in_process):
-    """With 6 images, the last two processes have none but a dummy."""
-    in_process(rank, 8)
-    opt, built, _ = build(f'--samples_per_class 3 --bs 18 {flags}')
-    part, labels = exchange.part(opt.bs), torch.arange(opt.bs) // 2 % 6
-    assert part.stop - part.start == opt.bs // 8 + (rank < opt.bs % 8)
-    images = torch.rand(max(1, part.stop - part.start), 3, 4, 4, dtype=torch.float64)
-    built.model.start_epoch(1)
-    for step in (1, 2):
-        embeddings, scalars = built.step(images, labels, labels, step, 1)
-    assert embeddings.shape == (opt.bs, 5) and embeddings[part].any() == (rank == 0)
-    assert not embeddings[exchange.bounds(opt.bs)[1]:].any()
-    assert all(value.shape == () for value in map(torch.as_tensor, scalars.values()))
-    if rank == 0:                       # the values that other processes get from it are not defined in this group
-        assert all(parameter.isfinite().all() for parameter in built.model.parameters())
-    trained = [parameter for parameter in built.model.parameters() if parameter.requires_grad]
-    assert all(built.optimizer.state[parameter]['exp_avg'].shape == parameter.shape for parameter in trained)
-    assert all(parameter.grad is None for parameter in trained)
 
 
 def test_the_optimizer_of_a_checkpoint_has_the_layouts_of_the_runs_parameters():
