@@ -1,4 +1,4 @@
-"""Whole runs: the run folder, every part, failures that leave nothing wrong behind, evaluation only, drop-in parts."""
+"""Whole runs: the run folder, every part, failures that leave nothing wrong behind, evaluation only."""
 import json
 import shlex
 import shutil
@@ -9,9 +9,7 @@ import torch
 import yaml
 from PIL import Image
 
-import batch_mining
 import criteria
-import datasampler
 import main
 import parts
 from records import checkpoint, run_folder
@@ -280,63 +278,6 @@ def test_secrets_are_never_written(quick, run, tmp_path, monkeypatch, capsys):
     for path in tmp_path.rglob('*'):
         content = path.read_bytes() if path.is_file() and path.name != 'c.yaml' else b''
         assert b's' * 40 not in content and b't' * 40 not in content, path
-
-
-# Drop-in parts, as the public code's users write them
-
-class OwnCriterion(torch.nn.Module):
-    def __init__(self, opt, batchminer):
-        super().__init__()
-        self.batchminer, self.name = batchminer, 'own'
-        self.scale = torch.nn.Parameter(torch.ones(opt.n_classes))
-        self.lr = opt.lr * 10
-
-    def forward(self, batch, labels, **kwargs):
-        loss = 0
-        for a, p, n in self.batchminer(batch, labels):
-            d_ap, d_an = (batch[a] - batch[p]).norm(), (batch[a] - batch[n]).norm()
-            loss = loss + torch.nn.functional.relu(d_ap - d_an + self.scale[labels[a]])
-        return loss
-
-
-class OwnMiner:
-    def __init__(self, opt):
-        self.par, self.name = opt, 'own'
-
-    def __call__(self, batch, labels):
-        labels = labels.detach().cpu().numpy()
-        triplets = []
-        for anchor in range(len(labels)):
-            positives = np.where(labels == labels[anchor])[0]
-            negatives = np.where(labels != labels[anchor])[0]
-            triplets.append([anchor, np.random.choice(positives), np.random.choice(negatives)])
-        return triplets
-
-
-class OwnSampler(torch.utils.data.sampler.Sampler):
-    requires_storage = False
-
-    def __init__(self, opt, image_dict, image_list):
-        self.image_dict, self.classes, self.bs = image_dict, list(image_dict.keys()), opt.bs
-        self.sampler_length, self.name = len(image_list) // opt.bs, 'own'
-
-    def __iter__(self):
-        for _ in range(self.sampler_length):
-            classes = np.random.choice(self.classes, self.bs // 2)
-            yield [self.image_dict[c][np.random.choice(len(self.image_dict[c]))][-1] for c in classes for _ in range(2)]
-
-    def __len__(self):
-        return self.sampler_length
-
-
-def test_parts_written_as_for_the_public_code_run_after_a_registry_line(quick, run, monkeypatch, tmp_path):
-    properties = {'ALLOWED_MINING_OPS': ['own'], 'REQUIRES_BATCHMINER': True, 'REQUIRES_OPTIM': True}
-    monkeypatch.setitem(criteria.CRITERIA, 'own', type('own', (), {'Criterion': OwnCriterion} | properties))
-    monkeypatch.setitem(batch_mining.BATCHMINERS, 'own', type('own', (), {'BatchMiner': OwnMiner}))
-    monkeypatch.setitem(datasampler.SAMPLERS, 'own', type('own', (), {'Sampler': OwnSampler}))
-    flags = [*quick, *FEW, '--n_epochs', '1', '--loss', 'own', '--batch_mining', 'own', '--data_sampler', 'own']
-    assert run(*flags, '--kernels', '0') == 0 and run(*flags, '--kernels', '2') == 0
-    assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
 
 
 # Flags and data that do not go together
