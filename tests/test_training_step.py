@@ -403,16 +403,13 @@ def test_a_compiled_network_computes_the_same(more, graphs):
     assert len({*graphs}) == (2 if 'micro_bs 3' in more else 1)
 
 
-# argv: the compiler, and arguments of main.py; of conv4, one block compiles faster
+# argv: the compiler, and arguments of main.py
 COMPILING = """
 import sys
-import torch
 from torch._inductor import config
-from architectures import conv4
 from utilities import device, stopping
 device.check_compiler = lambda device: None
 config.cpp.cxx = (sys.argv[1],)
-conv4.backbone = lambda opt: conv4.Backbone(torch.nn.Sequential(conv4.block(3), torch.nn.Flatten()), 16)
 stopping.COMPILING = 1
 stopping.install()
 import main
