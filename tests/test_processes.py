@@ -16,7 +16,6 @@ from tests.helpers import (
     after_training,
     assert_same_end,
     executed,
-    executing,
     folder_of,
     rows_of,
     started,
@@ -240,48 +239,6 @@ def is_running(pid):
     return bool(state) and not state.startswith('Z')
 
 
-# Takes the place of main.py: a process that notes its id, connects when the file `go` is there, and does nothing then.
-RANK = """
-import os, pathlib, sys, time
-from utilities import errors, processes, stopping
-stopping.install()
-stopping.GRACE = 1
-folder = pathlib.Path(sys.argv[1])
-(folder / f'pid_{os.environ["RANK"]}').write_text(str(os.getpid()))
-while not (folder / 'go').exists():
-    time.sleep(0.02)
-if os.environ['RANK'] in sys.argv[2:]:
-    sys.exit(3)
-with errors.reported('rank.py') as end, processes.together():
-    pass
-processes.leave(end.code)
-"""
-# Starts two of them; with several arguments, the processes that these name end before they connect.
-LAUNCHER = """
-import sys
-from tests import forks
-from utilities import processes
-forks.install(2)
-print('code', processes.start(2, [sys.executable, f'{sys.argv[1]}/rank.py', *sys.argv[1:]], {}), flush=True)
-"""
-
-
-def launched(folder, *ending):
-    (folder / 'rank.py').write_text(RANK)
-    process, out, _ = executing(folder, LAUNCHER, folder, *ending)
-    files = [folder / 'pid_0', folder / 'pid_1']
-    wait_for(lambda: all(file.exists() and file.read_text() for file in files))
-    return process, out, [int(file.read_text()) for file in files]
-
-
-def test_no_process_waits_for_a_launcher_that_was_killed_before_they_connected(tmp_path):
-    process, _, pids = launched(tmp_path)
-    process.kill()
-    process.wait()
-    (tmp_path / 'go').touch()
-    wait_for(lambda: not any(map(is_running, pids)), 60)
-
-
 def test_after_the_first_process_was_killed_the_other_ends_with_a_sentence(quick, tmp_path):
     """Both were started by hand, so that the first holds the store by which they speak."""
     with socket.create_server(('127.0.0.1', 0)) as free:
@@ -307,12 +264,6 @@ def test_no_process_outlives_a_torchrun_that_was_killed(quick, tmp_path):
     torchrun.wait()
     wait_for(lambda: not any(map(is_running, pids)), 60)
     assert len(pids) >= 2 and 'Traceback' not in (tmp_path / 'printed').read_text()
-
-
-def test_no_process_waits_for_one_that_ends_before_it_connects(tmp_path):
-    process, out, pids = launched(tmp_path, '1')
-    (tmp_path / 'go').touch()
-    assert process.wait(60) == 0 and 'code 3\n' in out.read_text() and not any(map(is_running, pids))
 
 
 def test_torchruns_on_two_machines_train_one_run(quick, tmp_path):

@@ -373,7 +373,7 @@ def one_block(opt):
 
 
 @pytest.mark.parametrize('flags', [
-    '--micro_bs 5 --amp bfloat16', '--compile --micro_bs 3 --bs 10',
+    '--compile --micro_bs 3 --bs 10',
     '--micro_bs 2 --amp float16 --bs 4 --iterations_per_epoch 1 --loss margin+softmax --batch_mining distance+none',
 ])
 def test_resumed_runs_end_with_the_same_bits(flags, quick, run, tmp_path, monkeypatch, request):
