@@ -301,25 +301,6 @@ def test_a_signal_stops_a_run_with_data_workers_which_then_ends_as_undisturbed(q
     assert 'Traceback' not in log.read_text() and not list(folder.rglob('.*'))
 
 
-def test_two_processes_do_not_disturb_one_another(quick, trained, tmp_path):
-    """They start runs of one name; with --auto_resume, one of them trains."""
-    def both(name, *arguments):
-        logs = [tmp_path / f'{name}_{number}.txt' for number in range(2)]
-        codes = sorted(process.wait(120) for process in [started(log, MAIN, *arguments) for log in logs])
-        printed = [log.read_text() for log in logs]
-        assert not any('Traceback' in text for text in printed), printed
-        return codes, printed
-
-    codes, _ = both('start', *quick, *FEW)
-    assert codes == [0, 0]
-    for name in ('quick_s1', 'quick_s1_1'):
-        assert_same_end(trained['whole'], folder_of(tmp_path, name))
-    codes, printed = both('auto', *quick, *FEW, '--group', 'auto', '--auto_resume')
-    assert codes in ([0, 0], [0, 2]) and sum('epoch   1  loss' in text for text in printed) == 1
-    assert not folder_of(tmp_path, 'auto_s1_1').exists()
-    assert_same_end(trained['whole'], folder_of(tmp_path, 'auto_s1'))
-
-
 def test_a_second_ctrl_c_ends_at_once_and_data_workers_ignore_the_first():
     code = ('import os, signal, time\nfrom utilities import stopping\nstopping.install()\n'
             'worker = os.fork()\n'
