@@ -13,13 +13,9 @@ import pytest
 import main
 from configuration import resuming
 from records import reading, run_folder
-from tests.helpers import ROOT, assert_same_end, folder_of, started, wait_for
+from tests.helpers import ROOT, assert_same_end, content_of, folder_of, started, wait_for
 
 FEW = ['--evaluation_metrics', 'e_recall@1', '--iterations_per_epoch', '2', '--auto_resume']
-
-
-def content_of(folder):
-    return {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
 def test_the_same_command_continues_and_extends_a_run(quick, run, tmp_path, monkeypatch, capsys):

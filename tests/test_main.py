@@ -14,7 +14,7 @@ import main
 import parts
 from records import checkpoint, run_folder
 from tests.conftest import draw_classes, quick_flags
-from tests.helpers import after_training, assert_same_end, folder_of, printed_metrics, rows_of
+from tests.helpers import after_training, assert_same_end, content_of, folder_of, printed_metrics, rows_of
 from tests.shared_batches import miner_of, summed
 from utilities import plotting
 
@@ -234,7 +234,7 @@ def test_data_are_checked_before_weights_are_downloaded(quick, run, tmp_path, mo
 
 
 def test_evaluate_only_prints_what_was_recorded(trained, run, tmp_path, capsys):
-    before = {path: path.read_bytes() for path in trained.rglob('*') if path.is_file()}
+    before = content_of(trained)
     rows = rows_of(trained)
     best = checkpoint.load(trained / 'checkpoint_test_e_recall@1.pt')['epoch']
     for place, row in ((trained, rows[-1]), (trained / 'checkpoint_test_e_recall@1.pt', rows[best])):
@@ -245,7 +245,7 @@ def test_evaluate_only_prints_what_was_recorded(trained, run, tmp_path, capsys):
             name: value for name, value in row.items() if name.startswith('test_')}
     assert run('--evaluate', trained, '--evaluation_metrics', 'mAP', 'e_recall@1', '--splits_to_eval', 'test') == 0
     assert list(printed_metrics(capsys.readouterr().out)) == ['test_mAP', 'test_e_recall@1']
-    assert before == {path: path.read_bytes() for path in trained.rglob('*') if path.is_file()}
+    assert before == content_of(trained)
     assert run('--evaluate', tmp_path) == 2
 
 

@@ -254,18 +254,6 @@ def test_after_the_first_process_was_killed_the_other_ends_with_a_sentence(quick
     assert 'Traceback' not in printed
 
 
-def test_no_process_outlives_a_torchrun_that_was_killed(quick, tmp_path):
-    flags = ['--rdzv_backend=c10d', '--rdzv_endpoint=localhost:0', '--nproc_per_node=2']
-    torchrun = started(tmp_path / 'printed', ROOT / 'tests' / 'torchrun.py', *flags, 'main.py', *quick, *FEW,
-                       '--n_epochs', '500')
-    wait_for(rows_written(folder_of(tmp_path), 2), 600)
-    pids = descendants(torchrun.pid)
-    torchrun.kill()
-    torchrun.wait()
-    wait_for(lambda: not any(map(is_running, pids)), 60)
-    assert len(pids) >= 2 and 'Traceback' not in (tmp_path / 'printed').read_text()
-
-
 def test_torchruns_on_two_machines_train_one_run(quick, tmp_path):
     """Both machines are this one; the run has the bits of two processes that main.py starts."""
     with socket.create_server(('localhost', 0)) as free:

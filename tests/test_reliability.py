@@ -30,6 +30,7 @@ from tests.conftest import quick_flags
 from tests.helpers import (
     ROOT,
     assert_same_end,
+    content_of,
     executed,
     executing,
     folder_of,
@@ -97,10 +98,6 @@ def test_every_checkpoint_is_read_without_unpickling_objects(trained):
     assert len(found) == 2
     for file in found:
         assert {'model', 'criterion', 'epoch', 'settings'} <= torch.load(file, weights_only=True).keys()
-
-
-def content_of(folder):
-    return {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
 def test_a_flipped_bit_of_the_checkpoint_is_refused_or_does_not_matter(trained, half, resume):

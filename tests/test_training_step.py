@@ -28,7 +28,6 @@ from records import checkpoint
 from records.trace import Trace
 from tests.helpers import GPU, assert_resumes_exactly, executing, folder_of, wait_for, with_blocks
 from tests.shared_batches import (
-    IN_FLOAT32,
     LOSSES,
     TRAINED,
     AsksForAll,
@@ -95,14 +94,6 @@ def test_after_eight_steps_in_float64_all_is_equal(way, trained):
             assert_near(plain[part], shared[part], 1e-6, case)
         for log, other in zip(plain['logs'], shared['logs'], strict=True):
             assert log == pytest.approx(other, rel=1e-6), case
-
-
-@pytest.mark.parametrize('way', WAYS)
-def test_the_gradients_of_one_step_in_float32(way, trained):
-    for loss in IN_FLOAT32:
-        plain, shared = (trained(name)[0][f'{loss} in float32'] for name in ('alone', way))
-        assert_near(plain['gradients'], shared['gradients'], 1e-4, loss)
-        assert plain['logs'][0]['train_grad_norm'] == pytest.approx(shared['logs'][0]['train_grad_norm'], rel=1e-4)
 
 
 @pytest.mark.parametrize('way', WAYS[1:])
