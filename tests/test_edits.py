@@ -5,7 +5,6 @@ in retrieval.embed.
 """
 import json
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from tests.conftest import quick_flags
 from tests.helpers import FROM_COPY, ROOT, executed, folder_of, printed_metrics, rows_of
 
 needs_git = pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
-EDITS = {path.stem: path for path in sorted((Path(__file__).parent / 'edits').glob('*.diff'))}
+EDITS = {path.stem: path.read_text() for path in sorted((ROOT / 'tests' / 'edits').glob('*.diff'))}
 WITH_OWN_TESTS = {'noise_in_the_step', 'transform_by_epoch', 'whitening'}
 
 FLAGS = ['--iterations_per_epoch', '4', '--arch', 'conv4_frozen_normalize', '--freeze', 'backbone', '--augmentation',
@@ -63,10 +62,10 @@ np.savez(file, paths=paths, labels=labels, split=split, alone=alone.numpy(), ind
 """
 
 
-def edited(folder, edit):
-    """A copy of the last commit, with the edit applied."""
+def edited(folder, diff):
+    """A copy of the last commit, with the diff applied."""
     subprocess.run(f'mkdir "{folder}" && git archive HEAD | tar -x -C "{folder}"', shell=True, cwd=ROOT, check=True)
-    subprocess.run(['git', 'apply', EDITS[edit]], cwd=folder, check=True)
+    subprocess.run(['git', 'apply', '-'], input=diff, text=True, cwd=folder, check=True)
     return folder
 
 
@@ -130,7 +129,7 @@ def test_an_edit_acts_wherever_the_program_trains_or_embeds(edit, quick, unedite
     whole, file = folders['whole'], tmp_path / 'embeddings.npz'
     plan = [[*quick, *FLAGS, '--group', name, *more] for name, more in ways.items()]
     plan += [['--resume', folders['half'], '--n_epochs', '2'], ['--evaluate', whole]]
-    out = runs(tmp_path, edited(tmp_path / 'code', edit), plan, whole, file)
+    out = runs(tmp_path, edited(tmp_path / 'code', EDITS[edit]), plan, whole, file)
     assert_equal_runs([*folders.values()])
     recall = float(rows_of(whole)[-1]['test_e_recall@1'])
     assert printed_recall(out) == pytest.approx(recall, abs=1e-4)
@@ -151,7 +150,7 @@ def test_data_workers_have_the_transform_of_the_epoch(quick, tmp_path):
     plan = [[*arguments, '--group', 'none'], [*arguments, '--group', 'two', '--kernels', '2'],
             [*arguments, '--group', 'half', '--kernels', '2', '--n_epochs', '1'],
             ['--resume', folders[2], '--n_epochs', '3']]
-    runs(tmp_path, edited(tmp_path / 'code', 'transform_by_epoch'), plan)
+    runs(tmp_path, edited(tmp_path / 'code', EDITS['transform_by_epoch']), plan)
     assert [float(row['step_side']) for row in rows_of(folders[1])[1:]] == [24, 32, 40]
     for other in folders[1:]:
         assert_equal_runs([folders[0], other], 0)
@@ -165,7 +164,7 @@ def test_two_processes_draw_different_numbers_in_the_step(quick, tmp_path):
     plan = [[*arguments, '--group', name, *more] for name, more in names.items()]
     whole, half = (folder_of(tmp_path, f'{name}_s1') for name in ('whole', 'half'))
     plan.append(['--resume', half, '--n_epochs', '2', '--gpu', '0', '1'])
-    runs(tmp_path, edited(tmp_path / 'code', 'noise_in_the_step'), plan)
+    runs(tmp_path, edited(tmp_path / 'code', EDITS['noise_in_the_step']), plan)
     assert [float(row['step_n_numbers']) for row in rows_of(whole)[1:]] == [12, 12]
     assert_equal_runs([whole, half], 0)
     with pytest.raises(AssertionError):
@@ -179,7 +178,7 @@ def test_whitening_acts_wherever_images_are_embedded(quick, unedited, tmp_path, 
     arguments = [*quick, *FLAGS, '--whiten']
     plan = [[*arguments, '--group', 'whole'], [*arguments, '--group', 'half', '--n_epochs', '1'],
             ['--resume', half, '--n_epochs', '2'], ['--evaluate', whole]]
-    out = runs(tmp_path, edited(tmp_path / 'code', 'whitening'), plan, whole, file)
+    out = runs(tmp_path, edited(tmp_path / 'code', EDITS['whitening']), plan, whole, file)
     assert_equal_runs([whole, half])
     recall = float(rows_of(whole)[-1]['test_e_recall@1'])
     assert printed_recall(out) == pytest.approx(recall, abs=1e-4)
