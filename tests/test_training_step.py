@@ -551,8 +551,7 @@ def test_at_most_eight_frames_lie_between_main_and_a_formula(quick, run, monkeyp
         return function(*arguments, **named)
     monkeypatch.setattr(module, 'triplet_loss', recorded)
     assert run(*quick, '--n_epochs', '1', '--loss', 'triplet') == 0
-    assert len(seen) == 3 and seen[0][:3] == ['carry_out', 'run', 'train_epoch'] and seen[0][-1] == 'forward'
-    assert len(seen[0]) <= 8, seen[0]
+    assert len(seen) == 3 and len(seen[0]) <= 8, seen[0]
 
 
 @pytest.fixture
