@@ -125,5 +125,6 @@ def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry
         (folder / package / 'own_part.py').write_text(text)
         register(folder, package, registry, 'own_part')
     flags = [word for flag in ('loss', 'batch_mining', 'data_sampler', 'arch') for word in (f'--{flag}', 'own_part')]
-    run_in(folder, [[*quick, '--n_epochs', '1', *flags, '--kernels', kernels] for kernels in ('0', '2')])
+    flags += ['--n_epochs', '1', '--evaluation_metrics', 'e_recall@1']
+    run_in(folder, [[*quick, *flags, '--kernels', kernels] for kernels in ('0', '2')])
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
