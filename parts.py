@@ -128,7 +128,6 @@ def build(opt):
     elif not has_checkpoint(opt):
         fit_embedding(opt, parts)
     parts.miner = batch_mining.select(opt, criteria.takes_miner)
-    batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
     check_pairs(unnoted(opt), parts.criterion)
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
@@ -168,6 +167,7 @@ def let_embed(opt, parts, n_steps):
         parts.sampler.storage.embed = embed
     for miner in parts.miner if isinstance(parts.miner, list) else [parts.miner]:
         if getattr(miner, 'update_every', 0):
+            batch_mining.check_feedback(parts.data.evaluation.get('val'))
             miner.validate = validate
 
 

@@ -22,7 +22,7 @@ REMOVED = {
     'language_distill_w': 0.0, 'language_vectors': None, 'language_pseudoclass': False, 'language_pseudoclass_topk': 5,
     'language_delay': 0, 'language_shift': 1.0, 'language_temp': 1.0, 'language_distill_dir': 'backward',
     'mahalanobis': False, 'mahalanobis_lr': -1.0, 'prompts': 0, 'prompt_depth': 0,
-    'decode': 'exact',
+    'decode': 'exact', 'class_weights_divisor': 'samples',
 }
 # Removed flags that never changed a result
 REMOVED_WITHOUT_EFFECT = {'language_model'}

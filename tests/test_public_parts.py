@@ -114,21 +114,6 @@ class Criterion(torch.nn.Module):
 '''
 
 
-class OwnCriterion(torch.nn.Module):
-    def __init__(self, opt, batchminer):
-        super().__init__()
-        self.batchminer, self.name = batchminer, 'own'
-        self.scale = torch.nn.Parameter(torch.ones(opt.n_classes))
-        self.lr = opt.lr * 10
-
-    def forward(self, batch, labels, **kwargs):
-        loss = 0
-        for a, p, n in self.batchminer(batch, labels):
-            d_ap, d_an = (batch[a] - batch[p]).norm(), (batch[a] - batch[n]).norm()
-            loss = loss + torch.nn.functional.relu(d_ap - d_an + self.scale[labels[a]])
-        return loss
-
-
 class OwnMiner:
     def __init__(self, opt):
         self.par, self.name = opt, 'own'
@@ -248,18 +233,6 @@ def test_a_criterion_with_parameters_and_groups_of_its_own(registered, opt):
     group, = criterion.parameter_groups()
     assert group['params'] is criterion.proxies and group['lr'] == opt().lr * 10
     assert np.isfinite(value(opt, loss='own', batch_mining='none'))
-
-
-def test_a_criterion_of_triples_without_a_miner_names_the_miners(registered, opt):
-    registered(TRIPLES.replace('{convert}', 'labels'))
-    with pytest.raises(UserError, match=r'--loss own needs a miner: set --batch_mining \(random, .*random_distance\)'):
-        criteria.select(opt(loss='own', batch_mining='none'), None)
-
-
-def test_a_criterion_that_does_not_import_the_registry_gets_triplets_that_it_can_loop_over(opt, monkeypatch):
-    module = type('own', (), {'Criterion': OwnCriterion, 'ALLOWED_MINING_OPS': None, 'REQUIRES_BATCHMINER': True})
-    monkeypatch.setitem(criteria.CRITERIA, 'own', module)
-    assert np.isfinite(value(opt, loss='own', batch_mining='semihard'))
 
 
 def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(registered, opt, quick, run, capsys,
