@@ -225,7 +225,7 @@ def test_warmup_trains_the_embedding_layer_only(quick, run, tmp_path):
 
 
 def test_data_are_checked_before_weights_are_downloaded(quick, run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(parts.architectures.torchvision_models.Download, '__call__', lambda download: 1 / 0)
+    monkeypatch.setattr(torch.hub, 'load_state_dict_from_url', lambda *_, **__: 1 / 0)
     arguments = [*quick, '--not_pretrained', 'false', '--arch', 'torchvision:resnet18', '--input_size', '32']
     for flags, sentence in ((['--split_scheme', 'class_folds', '--n_folds', '7'], '--n_folds 7: only 6'),
                             ([], '--arch torchvision:resnet18: its pretrained weights could not be downloaded')):

@@ -348,7 +348,7 @@ def test_resume_refuses_changed_data_of_equal_classes(quick, refused, run, patte
         return [[*row[:column], value, *row[column + 1:]] if i == at else row for i, row in enumerate(rows)]
 
     write(rows)
-    assert run(*quick, '--csv', tmp_path / 'list.csv', '--bs', '4', '--n_epochs', '0', '--label_noise', '.2',
+    assert run(*quick, '--csv', tmp_path / 'list.csv', '--bs', '4', '--n_epochs', '0',
                '--eval_level', 'class', 'across', '--evaluation_metrics', 'e_recall@1') == 0
     labels = [row[1] for row in rows]
     labels[0], labels[6] = labels[6], labels[0]
