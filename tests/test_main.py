@@ -11,7 +11,6 @@ from PIL import Image
 
 import criteria
 import main
-import parts
 from records import checkpoint, run_folder
 from tests.conftest import draw_classes, quick_flags
 from tests.helpers import after_training, assert_same_end, content_of, folder_of, printed_metrics, rows_of
