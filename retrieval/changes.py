@@ -22,7 +22,7 @@ def create(folder, network, threshold=None, codes=''):
     Makes an index for the embeddings of `network`, if it does not exist yet; else changes what differs, which takes
     effect in the next add(). Raises UserError if the folder is something else, or an index made by another network.
 
-    threshold: None: the thresholds of the network's run, if it has some; or the similarity below which a query is
+    threshold: None: the threshold of the network's run, if it has one; or the similarity below which a query is
                unknown; or 'none': no query is unknown.
     codes:     faiss's string for the search; '': the search is exact.
     """

@@ -87,7 +87,7 @@ def test_the_neighbours_of_a_photo_and_of_an_image_of_the_index(client, index):
 
 
 def test_an_answer_below_the_threshold_is_unknown(client, index):
-    index.answers = lambda distances, rows: [unknown.answer(unknown.by_hand(0.9), distances[0][0], 8)]
+    index.answers = lambda distances, rows: [unknown.answer(unknown.by_hand(0.9), distances[0][0])]
     for colour, is_unknown in (('#f00', False), ('#0ff', True)):
         answer = client.post('/neighbours', data=photo(colour)).json
         assert answer['unknown'] == is_unknown and answer['threshold'] == 0.9
@@ -273,7 +273,7 @@ def test_the_page_in_a_browser(page, index, tmp_path):
     page.go_back()
     caption(page, 'new.jpg')
     assert shown(page)[0] == 'orange' and page.inner_text('#status').startswith('3 images')
-    index.answers = lambda distances, rows: [unknown.answer(unknown.by_hand(0.9), distances[0][0], 8)]
+    index.answers = lambda distances, rows: [unknown.answer(unknown.by_hand(0.9), distances[0][0])]
     for colour, said in (('#0ff', 'Unknown: the nearest similarity 0.'), ('#fa0', 'Known: the nearest similarity 0.9')):
         (tmp_path / f'{colour[1:]}.png').write_bytes(photo(colour))
         page.set_input_files('#file', tmp_path / f'{colour[1:]}.png')
