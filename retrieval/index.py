@@ -91,9 +91,11 @@ class Index:
         files = self.content['files']
         if not how.get('factory') or self.device.type != 'cpu' or faiss_or_none() is None:
             return None
-        found = search.deserialized(self.files['search']) if how['embeddings'] == files['embeddings']['name'] else None
-        is_current = found is not None and (found.ntotal, found.d) == self.embeddings.shape
-        return found if is_current else None
+        if how['embeddings'] != files['embeddings']['name']:
+            return None
+        with search.reported(how['factory']):
+            found = faiss_or_none().deserialize_index(self.files['search'])
+        return found if found.ntotal == len(self) else None
 
     @functools.cached_property
     def gallery(self):
