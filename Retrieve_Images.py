@@ -36,12 +36,7 @@ def add_threshold(parser, default):
 
 
 def add_suspects(parser):
-    parser.add_argument('photos', metavar='PHOTOS_OR_RUN',
-                        help='folder with one folder per class, CSV file with columns path and label, or run with its '
-                             'evaluation images')
-    parser.add_argument('--run', metavar='RUN',
-                        help='run folder or checkpoint whose network embeds the photos; by default the pretrained '
-                             'backbone of --arch, without an embedding layer')
+    parser.add_argument('run', metavar='RUN', help='run folder or checkpoint, whose evaluation images are examined')
     parser.add_argument('--out', metavar='FILE', default='suspects.csv',
                         help='CSV file of all suspects; the first of each kind are drawn in a .png file of the same '
                              'name')
@@ -69,7 +64,7 @@ def build():
         ('add', 'embed images and add them to an index; files that have changed since they were added are replaced'),
         ('remove', 'remove images from an index; their files stay'),
         ('suspects', 'list images whose labels are probably wrong, near-duplicates and outliers. Flags that are not '
-                     'listed here are passed to main.py'),
+                     'listed here are those of main.py --evaluate'),
         ('serve', 'serve a page to search an index by dropping a photo on it'))
     index, query, add, remove, suspects, serve = (commands.add_parser(name, help=text, description=text)
                                                   for name, text in texts)
