@@ -126,7 +126,7 @@ def table(row, test):
         low, high = columns.interval(name)
         return f'{row[name]:.4f} [{row[low]:.4f}, {row[high]:.4f}]'
 
-    return aligned([['', 'gallery images', 'threshold', 'FPIR', 'FNIR'],
+    return aligned([['classes', 'gallery images', 'threshold', 'FPIR', 'FNIR'],
                     ['validation', f'{row["gallery_size"]:,}', *map(cell, ('threshold', 'fpir', 'fnir'))],
                     ['test', f'{test["gallery_size"]:,}', f'{test["os_threshold"]:.4f}', f'{test["os_fpir"]:.4f}',
                      f'{test["os_fnir"]:.4f}']], left=(0, 2, 3, 4))

@@ -188,7 +188,7 @@ def test_thresholds_are_printed_stored_and_used(quick, run, tmp_path, capsys, mo
     folder, name = folder_of(tmp_path), 'checkpoint_val_e_recall@1'
     assert after_training(folder, 'open_set', '.4') == 0
     stored, out = json.loads((folder / 'open_set.json').read_text()), capsys.readouterr().out
-    printed = printed_metrics('metric' + out.partition('metric')[2].partition('gallery images')[0])
+    printed = printed_metrics('metric' + out.partition('metric')[2].partition('classes')[0])
     assert {*printed} == {f'test_{name}' for name in [*METRICS, 'os_threshold', *AT_THRESHOLD]}
     assert all(float(value) == stored['test'][name.removeprefix('test_')] for name, value in printed.items())
     assert len(stored['test']['unknown_classes']) == 2 and stored['test']['gallery_size'] == 12
