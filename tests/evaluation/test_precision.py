@@ -144,15 +144,6 @@ def test_images_with_one_embedding_rank_by_their_index_whatever_the_last_digits_
         assert found == pytest.approx(expected, abs=1e-9), backend
 
 
-def test_what_float32_can_rank_is_not_ranked_again(monkeypatch):
-    points, labels = embeddings('ordinary', 1, 0, 1, n=2000, dim=64, n_classes=100)
-    asked = []
-    monkeypatch.setattr(neighbours.Search, 'precise_scores', lambda self, rows: asked.extend(rows))
-    for backend in EXACT:
-        evaluation.compute(['r_precision'], torch.from_numpy(points), labels, backend=backend)
-    assert not asked
-
-
 def test_the_nearest_images_of_collapsed_clusters():
     points, labels = embeddings('clusters', 1e-6, 0, 1)
     search = neighbours.Search(torch.from_numpy(points), labels)

@@ -91,16 +91,6 @@ def test_an_unknown_photo_has_no_class(call, index, photos, tmp_path):
     assert 'unknown: the nearest similarity' in out and 'class:' not in out
 
 
-def test_images_of_one_folder_have_no_class(call, trained, photos, tmp_path):
-    assert call('index', trained, photos / 'class_00', '--out', tmp_path / 'one')[0] == 0
-    photo = images_of(photos)[0]
-    code, out, _ = call('query', tmp_path / 'one', photo, '--csv', tmp_path / 'out.csv')
-    with open(tmp_path / 'out.csv', newline='') as file:
-        row, = csv.DictReader(file)
-    assert code == 0 and row['class'] == row['share'] == ''
-    assert 'class:' not in call('query', tmp_path / 'one', photo)[1]
-
-
 def test_the_page_says_the_class(index, photos):
     pytest.importorskip('flask')
     found = retrieval.Index(index)
