@@ -23,7 +23,7 @@ HEADERS = {                  # so that no page of another server shows or reads 
     'X-Content-Type-Options': 'nosniff',
     'Referrer-Policy': 'same-origin',
 }
-LOCAL = ('127.0.0.1', 'localhost', '[::1]')
+LOCAL = ('127.0.0.1', 'localhost')
 
 
 def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
@@ -148,16 +148,14 @@ def serve(index, network, transform, k=24, host='127.0.0.1', port=8000, n_votes=
         import waitress  # noqa: F401
     except ImportError as error:
         raise UserError(f'serve needs flask and waitress ({error}): pip install flask waitress') from None
-    host = host.strip('[]')
-    name = f'[{host}]' if ':' in host else host
-    app = application(index, network, transform, k, LOCAL if name in LOCAL else None, n_votes)
+    app = application(index, network, transform, k, LOCAL if host in LOCAL else None, n_votes)
     try:
         server = listening(app, host, port)
     except (OSError, ValueError) as error:                 # ValueError: there is no such host
         raise UserError(f'--host {host} --port {port}: nothing can listen there ({error}); give another one') from None
     # a host with several addresses has a socket for each
     port = server.effective_listen[0][1] if hasattr(server, 'effective_listen') else server.effective_port
-    print(f'{len(index.paths):,} images: http://{name}:{port} (Ctrl-C ends)', flush=True)
+    print(f'{len(index.paths):,} images: http://{host}:{port} (Ctrl-C ends)', flush=True)
     threading.Thread(target=server.run, daemon=True).start()
     while True:
         stopping.sleep(60)

@@ -114,20 +114,6 @@ def test_answers_equal_a_loop_over_queries(by_ranking, share, seed, monkeypatch)
         assert found.is_known[place] == (sizes[labels[query]] > 0)
 
 
-@pytest.mark.parametrize('share', [0, .5])
-def test_tight_clusters_are_judged_as_in_float64(share):
-    """Clusters of several classes, too small for float32 to order their images."""
-    random = np.random.default_rng(0)
-    labels, centres = random.integers(0, 40, 400), random.normal(size=(8, 32))
-    points = centres[labels % 8] / np.linalg.norm(centres[labels % 8], axis=1, keepdims=True)
-    part = Embedded(torch.from_numpy(points + 3e-5 * random.normal(size=points.shape)).float(), images_of(labels))
-    wide, (is_query, in_gallery) = part.embeddings.double().numpy(), identification.divided(part.images, share, 0)
-    squared = ((wide[is_query][:, None] - wide[in_gallery]) ** 2).sum(axis=2)
-    found = identification.top_answers(identification.build_search(part, share, 0))
-    assert np.array_equal(found.is_right, labels[in_gallery][squared.argmin(axis=1)] == labels[is_query])
-    np.testing.assert_allclose(found.similarity, 1 - squared.min(axis=1) / 2, rtol=0, atol=1e-15)
-
-
 def test_a_fixed_gallery_stays_and_loses_the_unknown_classes():
     images = images_of([0, 0, 1, 1, 2, 2, 3], [True, False] * 3 + [True])
     is_query, in_gallery = identification.divided(images, 1 / 3, 0)
@@ -241,10 +227,3 @@ def test_a_similarity_of_its_own_gives_no_threshold_to_an_index(quick, run, tmp_
     assert after_training(folder_of(tmp_path), 'open_set', '--pca', '4') == 0
     network, _ = retrieval.load(folder_of(tmp_path), 'cpu')
     assert network.open_set is None and 'its threshold is for --pca 4' in network.no_threshold
-
-
-def test_the_registry_and_the_titles_name_the_same_metrics():
-    from evaluation import titles
-    assert {name.partition('@')[0] for name in titles.METRICS if name.startswith('os_')} | {'os_fnir'} == {
-        name.partition('@')[0] for name in [*METRICS, *AT_THRESHOLD, 'os_threshold']}
-    assert titles.unit('test_os_oscr') == 100 and titles.unit('test_os_fpr@0.95') == 1

@@ -138,15 +138,6 @@ def test_alpha_query_expansion_is_the_definition_of_the_paper(n, alpha, divided)
     assert values == pytest.approx(judged(expected, labels, is_query))
 
 
-def test_alpha_query_expansion_far_from_the_origin_is_exact():
-    """Around 100, the points of the unit sphere differ in the last digits of float32."""
-    for seed in range(10):
-        points, labels = images([5, 3, 6, 4], seed)
-        expected = -expanded_similarities(points + 100, 3, 3.0, np.ones(18, bool))
-        values = computed(points + 100, labels, functools.partial(reranking.alpha_expanded, n=3))
-        assert values == pytest.approx(judged(expected, labels)), seed
-
-
 def test_images_of_the_querys_camera_are_neighbours_but_not_ranked():
     points, labels = images([6] * 8)
     cameras = np.arange(len(labels)) % 3

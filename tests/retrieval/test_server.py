@@ -121,8 +121,7 @@ def test_what_is_no_photo_is_refused_in_a_sentence(client, index):
 
 
 def test_another_name_of_the_machine_is_refused_and_nothing_is_loaded_from_elsewhere(client):
-    for host, code in (('localhost:8000', 200), ('127.0.0.1', 200), ('[::1]:8000', 200), ('[::1]', 200),
-                       ('rebound.example:8000', 403)):
+    for host, code in (('localhost:8000', 200), ('127.0.0.1', 200), ('rebound.example:8000', 403)):
         assert client.get('/start', headers={'Host': host}).status_code == code
     page = client.get('/')
     assert "default-src 'self'" in page.headers['Content-Security-Policy']
@@ -172,28 +171,17 @@ def test_sentences_for_a_port_that_is_taken_and_for_a_missing_package(index, mon
         server.serve(index, MeanColour(), transform)
 
 
-def has_ipv6():
-    try:
-        socket.create_server(('::1', 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize('host, shown, n_addresses', [('localhost', 'localhost', 2), ('::1', '[::1]', 1)])
-def test_the_printed_address_answers_this_machine_only(host, shown, n_addresses, index, capsys, monkeypatch):
+def test_the_printed_address_answers_this_machine_only(index, capsys, monkeypatch):
     pytest.importorskip('waitress')
-    if ':' in host and not has_ipv6():
-        pytest.skip('this machine has no IPv6')
     resolve, codes = socket.getaddrinfo, []
 
     def addresses(name, *arguments):                                 # equal ones, each at a free port of its own
-        return resolve(name, *arguments)[:1] * n_addresses
+        return resolve(name, *arguments)[:1] * 2
 
     def visit(seconds):
         url = urlsplit(re.search(r'http://\S+', capsys.readouterr().out)[0])
-        assert url.netloc == f'{shown}:{url.port}'
-        for name in (url.netloc, shown, 'rebound.example'):
+        assert url.netloc == f'localhost:{url.port}'
+        for name in (url.netloc, 'localhost', 'rebound.example'):
             connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
             connection.request('GET', '/start', headers={'Host': name})
             codes.append(connection.getresponse().status)
@@ -203,7 +191,7 @@ def test_the_printed_address_answers_this_machine_only(host, shown, n_addresses,
     monkeypatch.setattr(socket, 'getaddrinfo', addresses)
     monkeypatch.setattr(server.stopping, 'sleep', visit)
     with pytest.raises(KeyboardInterrupt):
-        server.serve(index, MeanColour(), transform, host=host, port=0)
+        server.serve(index, MeanColour(), transform, host='localhost', port=0)
     assert codes == [200, 200, 403]
 
 
