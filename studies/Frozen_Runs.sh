@@ -14,8 +14,8 @@
 source "$(dirname "${BASH_SOURCE[0]}")/frozen_lines.sh"
 
 run() {
-    missing frozen.csv "Frozen_${set}_$1" "${frozen[@]}" --source_path "$data/$set" --use_tv_split --tv_split_perc 0.8 \
-        --eval_every 5 --evaluation_metrics e_recall@1 map_at_r "${@:2}"
+    missing frozen.csv "Frozen_${set}_$1" "${frozen[@]}" --source_path "$data/$set" --lr 0.0001 --use_tv_split \
+        --tv_split_perc 0.8 --eval_every 5 --evaluation_metrics e_recall@1 map_at_r "${@:2}"
 }
 loss() {
     local name=$1 flags=()

@@ -5,8 +5,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/photos_lines.sh"
 
 settings=$(dirname "${BASH_SOURCE[0]}")/settings/frozen.txt           # lines 'SET LOSS FLAG...'
 frozen=(--dataset folder --arch efficientnet_lite0_frozen_normalize --freeze backbone --augmentation none
-    --input_size 112 --eval_fit stretch --lr 0.0001 --n_epochs 15 --check_untrained_accuracy false --no_train_metrics
-    --kernels 0 --pictures none)
+    --input_size 112 --eval_fit stretch --n_epochs 15 --check_untrained_accuracy false --no_train_metrics --kernels 0
+    --pictures none)
 raw=(--arch efficientnet_lite0_frozen)                                # for losses of embeddings without normalisation
 
 # losses: calls loss NAME FLAG... --tune FLAG LOW HIGH ... for each of them.

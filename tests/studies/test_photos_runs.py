@@ -9,6 +9,7 @@ import yaml
 
 import configuration
 import Hyperparameter_Search
+import parameters
 from flags import command_line
 from tuning import ranges
 from tuning.search import DEFAULTS
@@ -80,6 +81,7 @@ def test_searches_tune_flags_of_their_loss_within_its_limits(tmp_path):
         loss = others[others.index('--loss') + 1]
         own = [flag for flag in tuned if flag.startswith(f'loss_{loss}_')]
         assert 1 <= len(own) <= 2 and {*tuned} == {'lr', *own}
+        assert not tuned.keys() & command_line.given(parameters.build(), others)                # a search refuses both
         highest = {flag: ranges.lowest_and_highest(distribution)[1] for flag, distribution in tuned.items()}
         configuration.parse([*others, *command_line.tokens(ranges.tuned_settings(highest))], DEFAULTS)
 
