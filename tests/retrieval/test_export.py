@@ -5,7 +5,6 @@ import pickle
 import re
 import shutil
 
-import numpy as np
 import pytest
 import torch
 
@@ -86,20 +85,6 @@ def test_the_file_gives_the_embeddings_of_the_network(arch, suffix, patterns, tm
     if suffix == '.pt2':
         assert program.described['input'] == f'uint8 RGB [B, 3, {SIZE}, {SIZE}]'
         assert 'CenterCrop' in program.described['before'][1] and program.described['network'] == network.id
-
-
-def test_a_run_is_exported_with_its_average_weights(quick, run, tmp_path):
-    assert run(*quick, '--ema', '0.5', '--evaluation_metrics', 'e_recall@1') == 0
-    folder, features, found = folder_of(tmp_path), ['--eval_features', '--eval_normalize'], []
-    for flags in features, [*features, '--eval_ema']:
-        assert after_training(folder, 'embeddings', tmp_path / 'embeddings.npz', *flags) == 0
-        found.append(np.load(tmp_path / 'embeddings.npz')['embeddings'][:5])
-    assert after_training(folder, 'export', tmp_path / 'network.pt2', *flags) == 0
-    paths = [*np.load(tmp_path / 'embeddings.npz')['paths'][:5]]
-    images = datasets.ImageSet(datasets.base.ImageTable(paths, paths), range(5), retrieval.load(folder)[1].pipeline)
-    batch, _, _ = images.batch(range(5))
-    np.testing.assert_allclose(runner(tmp_path / 'network.pt2')(batch.contiguous()), found[1], atol=1e-5)
-    assert np.abs(found[0] - found[1]).max() > 1e-3
 
 
 @pytest.mark.parametrize('arch, flags', [

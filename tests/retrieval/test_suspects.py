@@ -7,12 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-import configuration
-import datasets
-import evaluation
-import parts
 import Retrieve_Images
-from datasets import folder
 from retrieval import suspects
 from tests.helpers import folder_of
 
@@ -157,34 +152,3 @@ def test_what_cannot_be_examined(arguments, sentence, tmp_path, capsys, monkeypa
     monkeypatch.chdir(tmp_path)
     assert Retrieve_Images.main(['suspects', *arguments]) == 2
     assert sentence in capsys.readouterr().err
-
-
-def photos_of(place, shared):
-    """The Embedded of a folder of class folders, by ImageNet features at 96 pixels."""
-    opt = configuration.parse([
-        '--dataset', 'folder', '--source_path', str(place), '--arch', 'mobilenet_v2', '--input_mean', '0.5',
-        '--weights', str(shared / 'weights' / 'mobilenet_v2_imagenet.pth'), '--input_std', '0.5', '--input_size', '96',
-        '--eval_features', '--eval_normalize', '--device', 'cpu', '--kernels', '0'])
-    opt.device = torch.device('cpu')
-    model = parts.build_network(opt, parts.build_backbone(opt))
-    table = folder.class_folders(place)
-    images = datasets.ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1])
-    embedded = evaluation.embed(opt, model, images, 'photos', opt.eval_features)
-    return evaluation.as_evaluated(opt, {'photos': embedded})['photos']
-
-
-def test_copies_of_grocery_photos_that_were_saved_again_are_found_and_no_other_pairs(shared, tmp_path):
-    """Of 20 photos of every third product, the first is saved again as a JPEG file of quality 85 in the same folder."""
-    copied = set()
-    for place in sorted((shared / 'data' / 'grocery' / 'images').iterdir())[::3]:
-        (tmp_path / place.name).mkdir()
-        files = sorted(place.glob('*.jpg'))[:20]
-        for file in files:
-            shutil.copy(file, tmp_path / place.name)
-        with Image.open(files[0]) as photo:
-            photo.save(tmp_path / place.name / 'copy.jpg', quality=85)
-        copied.add(frozenset(tmp_path / place.name / name for name in (files[0].name, 'copy.jpg')))
-    part = photos_of(tmp_path, shared)
-    found = of_kind(suspects.find(part.embeddings, part.images.labels), 'duplicate')
-    paths = part.images.paths
-    assert {frozenset((paths[pair.image], paths[pair.neighbour])) for pair in found} == copied

@@ -101,7 +101,7 @@ def test_the_page_says_the_class(index, photos):
         page = server.application(found, network, transform, k=2, n_votes=n_votes).test_client()
         answer = page.post('/neighbours', data=data, base_url='http://localhost').json
         assert len(answer['neighbours']) == 2 and ('class' in answer) == (n_votes > 0)
-    assert answer['class'].startswith('class_0') and 0 < answer['share'] <= 1
+    assert answer['in_index'] and (answer['class'], answer['share']) == ('class_00', 1)
     assert 'class' not in page.get('/neighbours/1', base_url='http://localhost').json
 
 
@@ -112,12 +112,6 @@ def test_a_photo_that_is_in_the_index_is_said_to_be_there(call, index, photos, t
     found, = json.loads(out)
     assert code == 0 and (found['class'], found['share'], found['in_index']) == ('class_00', 1, True)
     assert '\n  class: class_00: this photo is in the index\n' in call('query', index, photo)[1]
-    pytest.importorskip('flask')
-    searched = retrieval.Index(index)
-    page = server.application(searched, *searched.load_network(device='cpu'), n_votes=12).test_client()
-    with open(photo, 'rb') as file:
-        answer = page.post('/neighbours', data=file.read(), base_url='http://localhost').json
-    assert answer['in_index'] and answer['class'] == 'class_00'
 
 
 def test_a_collapsed_network_is_named_by_every_command_and_gives_no_class(call, trained, photos, tmp_path, capsys):
