@@ -1,7 +1,6 @@
 """For criteria written for the public code of Roth et al., which import this name: the registry of batch_mining/."""
-from utilities.loss_sums import PAIRS, Miner
+from utilities.mined import PAIRS, Miner, MinerOfLists
 from utilities.namespace import changed
-from utilities.public import MinerOfLists
 
 
 def __getattr__(name):

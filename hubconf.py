@@ -99,7 +99,7 @@ def miner(name, masks=False, **settings):
     Raises: as criterion().
     """
     batchminer = _module('miner', name).BatchMiner(_namespace('miner', name, settings))
-    mined = _loss_sums.Miner(batchminer, name, masks)
+    mined = _mined.Miner(batchminer, name, masks)
 
     def mine(batch, labels):
         labels = _calls.labels_of_batch(batch, labels)
@@ -237,7 +237,7 @@ def _import(package, stem):
 
 _method_flags = _import('flags', 'method_flags')
 _calls = _import('utilities', 'hub_calls')
-_loss_sums = _import('utilities', 'loss_sums')
+_mined = _import('utilities', 'mined')
 
 
 @functools.cache
@@ -351,7 +351,7 @@ def _namespace(kind, name, settings, others=()):
 def _miner(opt, loss, name):
     """The miner as a criterion takes it. loss: the file of the criterion."""
     batchminer = _module('miner', name).BatchMiner(opt) if isinstance(name, str) else name
-    return _loss_sums.fitted(loss, batchminer, name if isinstance(name, str) else 'of yours')
+    return _mined.fitted(loss, batchminer, name if isinstance(name, str) else 'of yours')
 
 
 def _built(opt, loss, miner):
@@ -370,7 +370,7 @@ def _built(opt, loss, miner):
         built = module.Criterion(opt, _miner(opt, module, miner))
     else:
         built = module.Criterion(opt)
-    return _loss_sums.finished(built)
+    return _mined.finished(built)
 
 
 def _exported(file, device):

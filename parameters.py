@@ -352,7 +352,7 @@ def loss_parameters(parser):
     add('--loss_weights', nargs='+', type=REAL, default=[],
         help='weights of the losses in a sum of losses; by default 1 each')
     for wrapper in (*criteria.wrapping.AROUND_A_LOSS, *criteria.wrapping.AROUND_THE_SUM):
-        for name, values in method_flags.declared(wrapper.file, '').items():
+        for name, values in method_flags.declared(wrapper, '').items():
             command_line.add_declared(add, switch, name, values)
     add('--loss_pml_args', of=['pml'], nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1}'; one mapping per such loss, or for all")

@@ -22,11 +22,11 @@ from evaluation.embedding import evaluation_batches
 from optimization import moving_average
 from records import backends, checkpoint
 from records.state import State, load_trained, reached, root
-from utilities import device, loss_sums, machine, pml, processes, torch_losses
+from utilities import device, libraries, machine, processes
 from utilities.errors import UserError, choose
 from utilities.files import cache_folder
 from utilities.image_size import sides, written
-from utilities.namespace import changed, unnoted
+from utilities.namespace import changed, flags_of_losses, unnoted
 from utilities.randomness import preserved, seed_everything
 
 
@@ -176,13 +176,13 @@ def check_names(opt):
     Raises UserError for an unknown loss, miner, sampler, data set, augmentation or network, and for a loss without the
     miner that it needs; builds none of them.
     """
-    for part in loss_sums.parts(opt):
+    for part in flags_of_losses(opt):
         for flag, name, kind, known in (('--loss', part.loss, 'losses', criteria.CRITERIA),
                                         ('--batch_mining', part.batch_mining, 'miners', batch_mining.BATCHMINERS)):
-            if kind == 'losses' and name.startswith(torch_losses.PREFIX):
-                torch_losses.find(name.removeprefix(torch_losses.PREFIX))
-            elif name.startswith(pml.PREFIX):
-                pml.find(kind, name.removeprefix(pml.PREFIX), flag)
+            if kind == 'losses' and name.startswith(libraries.TORCH):
+                libraries.torch_target(name)
+            elif name.startswith(libraries.PML):
+                libraries.find(kind, name.removeprefix(libraries.PML), flag)
             else:
                 choose(known, name, flag)
         miner = None if part.batch_mining == 'none' else part.batch_mining
@@ -421,13 +421,10 @@ def restore(opt, source):
 
 def ranking_criterion(opt, source, states):
     """The trained criterion in the `states` of a checkpoint if evaluation ranks by its distance; otherwise None."""
-    try:
-        with preserved():
-            criterion = criteria.select(opt, batch_mining.select(opt, criteria.takes_miner)).to(opt.device)
-    except UserError:                           # these data lack what the loss needs, such as super-classes
-        if criteria.has_own_distance(opt):
-            raise
+    if not criteria.has_own_distance(opt):
         return None
+    with preserved():
+        criterion = criteria.select(opt, batch_mining.select(opt, criteria.takes_miner)).to(opt.device)
     if not hasattr(criterion, 'ranking_embeddings'):
         return None
     try:

@@ -9,13 +9,13 @@ from architectures import (
     mobilenet_v2,
     pooling,
     pretrainedmodels_models,
+    public_network,
     resnet50,
     timm_models,
     torchvision_models,
     weights,
 )
 from architectures.embedding_network import Backbone, EmbeddingNetwork, count_features
-from utilities import public
 from utilities.errors import UserError, choose, nearest, undeclared_flags
 from utilities.image_size import in_evaluation, sides, written
 from utilities.namespace import changed
@@ -80,7 +80,7 @@ def select_backbone(opt):
             raise unknown(opt.arch, names, f'{module.NAMES} lists the names')
         backbone = module.backbone(opt, name)
     elif hasattr(module, 'Network'):                                  # a file of the public code
-        backbone = Backbone(**public.network(opt, module))
+        backbone = Backbone(**public_network.backbone_arguments(opt, module))
     else:
         backbone = module.backbone(opt)
     for flag in ('mean', 'std'):

@@ -19,10 +19,9 @@ from batch_mining import (
     semihard,
     softhard,
 )
-from utilities import pml
+from utilities import libraries
 from utilities.errors import UserError, choose, named_flags, undeclared_flags
-from utilities.loss_sums import parts
-from utilities.namespace import note
+from utilities.namespace import flags_of_losses, note
 
 BATCHMINERS = {
     'random': random_triplets,
@@ -49,11 +48,11 @@ def select(opt, takes_miner=lambda part: True):
 
     takes_miner: (flags of one loss) -> whether it takes a miner; none is built for others.
     """
-    flags = parts(opt)
+    flags = flags_of_losses(opt)
     used = [takes_miner(part) for part in flags]
     if any(used) or all(part.batch_mining == 'none' for part in flags):
         note(opt, 'batch_mining')
-    miners = Miners(build(part, pml.arguments(opt, 'miner', place)) if is_used else None
+    miners = Miners(build(part, libraries.arguments(opt, 'miner', place)) if is_used else None
                     for place, (part, is_used) in enumerate(zip(flags, used, strict=True)))
     return miners if len(miners) > 1 else miners[0]
 
@@ -61,8 +60,8 @@ def select(opt, takes_miner=lambda part: True):
 @undeclared_flags()
 @named_flags()
 def build(opt, pml_arguments):
-    if opt.batch_mining.startswith(pml.PREFIX):
-        return pml.BatchMiner(opt, pml_arguments)
+    if opt.batch_mining.startswith(libraries.PML):
+        return libraries.PmlMiner(opt, pml_arguments)
     module = choose(BATCHMINERS, opt.batch_mining, '--batch_mining')
     return module and module.BatchMiner(opt)
 

@@ -16,7 +16,7 @@ import evaluation
 from benchmarks import Row
 from benchmarks.embeddings import SIZES, embeddings
 from benchmarks.measure import measure
-from utilities import pml
+from utilities import libraries
 
 SHORT = ['precision_at_1', 'r_precision', 'map_at_r']
 DEEP = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'mAP_1000', 'mAP']
@@ -43,7 +43,7 @@ def peers(points, labels, is_query=None):
     points. Raises ImportError without faiss, and UserError without pytorch-metric-learning.
     """
     import faiss
-    pml.require_library('the comparison of ranking')
+    libraries.require_library('the comparison of ranking')
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
     calculator = AccuracyCalculator(('precision_at_1', 'r_precision', 'mean_average_precision_at_r'),
                                     k='max_bin_count', device=points.device)

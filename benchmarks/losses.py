@@ -19,7 +19,7 @@ import parameters
 from batch_mining.random_triplets import random_triplets
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
-from utilities import pml
+from utilities import libraries
 from utilities.machine import processor
 from utilities.text_tables import markdown
 
@@ -206,7 +206,7 @@ def their_loss(case, batch, labels, triplets, n_classes):
     """(the library's loss, its arguments); None where it has none, or where the batch is too large for it."""
     if case.counterpart is None or len(batch) > case.most or n_classes > case.n_classes:
         return None
-    pml.require_library('the comparison of losses')
+    libraries.require_library('the comparison of losses')
     import pytorch_metric_learning as library
     import pytorch_metric_learning.distances
     import pytorch_metric_learning.losses

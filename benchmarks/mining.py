@@ -14,7 +14,7 @@ import batch_mining
 import parameters
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
-from utilities import pml
+from utilities import libraries
 from utilities.machine import processor
 from utilities.text_tables import markdown
 
@@ -26,7 +26,7 @@ BUDGET = 40                                                # seconds of it
 
 def counterparts():
     """{miner: a miner of pytorch-metric-learning}"""
-    pml.require_library('the comparison of miners')
+    libraries.require_library('the comparison of miners')
     from pytorch_metric_learning import distances, miners
     euclidean = distances.LpDistance()
     squared = distances.LpDistance(power=2)

@@ -108,7 +108,7 @@ def check(opt, changed):
     embedding_layer.check_flags(opt)
     datasampler.check(opt)
     check_methods(opt)
-    criteria.wrapping.check_flags(opt)
+    criteria.check_flags(opt)
     optimization.check_arguments(opt)
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)

@@ -47,17 +47,17 @@ from criteria import (
     supcon,
     tcm,
     triplet,
-    wrapping,
 )
 from criteria.wrapping import (  # noqa: F401
+    check_flags,
     check_miner,
     has_own_distance,
     inputs,
     needs_pairs,
+    select,
     takes_miner,
 )
-from utilities.errors import named_flags, undeclared_flags
-from utilities.loss_sums import optimizers, parameter_groups  # noqa: F401
+from utilities.mined import optimizers  # noqa: F401
 
 CRITERIA = {
     # Roth et al., ICML 2020
@@ -112,10 +112,3 @@ CRITERIA = {
     'supcon': supcon,
     'tcm': tcm,
 }
-
-
-@undeclared_flags()
-@named_flags()
-def select(opt, batchminer):
-    """See wrapping.build_criterion. Raises UserError for combinations of flags, loss and miner that do not work."""
-    return wrapping.build_criterion(opt, batchminer)

@@ -9,6 +9,7 @@ import math
 import torch
 
 NEEDS = 'it is for losses that take any miner, such as triplet, margin or contrastive'
+SET_BY = ('cascade',)
 FLAGS = {'cascade_fractions': {
     'default': [0.5, 0.2], 'at_least': 0, 'at_most': 1,
     'help': 'for each number in --cascade, the fraction of hardest pairs or triplets that train its embedding'}}

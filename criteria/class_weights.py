@@ -8,6 +8,7 @@ import math
 
 import torch
 
+SET_BY = ('class_weights',)
 FLAGS = {
     'class_weights': {'default': None, 'metavar': 'balanced|FILE', 'file': True,
                       'help': 'weights of the classes in the loss: balanced, larger for smaller classes, or a CSV file '

@@ -3,6 +3,8 @@
 import torch
 
 NEEDS = 'it is for losses that compare a batch with references, such as contrastive, multisimilarity or supcon'
+SET_BY = ('xbm_size',)
+INSIDE_LOSSES = True
 FLAGS = {
     'xbm_size': {'default': 0, 'at_least': 0,
                  'help': 'number of embeddings in the cross-batch memory bank; 0 means no memory bank'},

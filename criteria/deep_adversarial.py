@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 REQUIRES_OPTIM = True
 NEEDS = 'it is for losses of triplets, such as triplet, margin or contrastive'
+SET_BY = ('daml',)
 FLAGS = {
     'daml': {'default': False,
              'help': 'deep adversarial metric learning: a generator makes a hard negative for each triplet'},

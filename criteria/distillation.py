@@ -7,6 +7,7 @@ embeddings of another network in place of the larger embeddings.
 import torch
 import torch.nn.functional as F
 
+SET_BY = ('distill', 'distill_w')
 FLAGS = {
     'distill': {'default': None, 'metavar': 'RUN_FOLDER|ema', 'file': True,
                 'help': 'teacher: a run folder, a checkpoint, or ema, the moving average of the weights; by default '

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 BESIDE_EMBEDDINGS = ('batch_features', 'f_embed', 'feature_maps', 'images', 'teacher_batch')
+SET_BY = ('matryoshka',)
 FLAGS = {
     'matryoshka': {'default': [], 'type': 'int', 'at_least': 1, 'metavar': 'D',
                    'help': 'train prefixes of the embedding: the loss is summed over the first D dimensions; the last'

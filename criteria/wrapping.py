@@ -1,16 +1,15 @@
 """
 From flags to a criterion: each loss of the sum --loss a+b, what is put around it, the sum, and what is put around that.
 
-A wrapper is a file with a function around(opt, build, miner) -> criterion. It calls build(opt, miner) once or several
-times for the criterion inside it, with the flags and the miner for that criterion, and checks whether the criterion
-fits. If not, around() raises ValueError with a sentence; or it returns the criterion as it is, and another loss of the
-sum must fit, of the kind that NEEDS says. A function problem(opt) may return a sentence about flags that cannot work
-with any data, or None. A module with the attribute `criterion` hands on what the criterion inside it has: its optimizer
-groups, its distance and its log.
+A wrapper is a file with a function around(opt, build, miner) -> criterion. It is put around a loss if all flags of its
+SET_BY are set, and around the losses inside a loss, too, if it has INSIDE_LOSSES. It calls build(opt, miner) once or
+several times for the criterion inside it, with the flags and the miner for that criterion, and checks whether the
+criterion fits. If not, around() raises ValueError with a sentence; or it returns the criterion as it is, and another
+loss of the sum must fit, of the kind that NEEDS says. A function problem(opt) may return a sentence about flags that
+cannot work with any data, or None. A module with the attribute `criterion` hands on what the criterion inside it has:
+its optimizer groups, its distance and its log.
 """
 import functools
-import types
-from typing import NamedTuple
 
 import criteria
 from criteria import (
@@ -23,35 +22,14 @@ from criteria import (
     matryoshka,
 )
 from criteria.weighted_sum import WeightedSum
-from utilities import pml, public, torch_losses
-from utilities.errors import UserError, choose
-from utilities.loss_sums import COSTLY, Miner, finished, fitted, names_taken, own_groups, parts
-from utilities.namespace import changed, note
-
-
-class Wrapper(NamedTuple):
-    """
-    flags:  it is put around a loss if all of them are set.
-    file:   the module with around().
-    nested: whether it is put around the losses inside a loss, too.
-    """
-    flags: tuple
-    file: types.ModuleType
-    nested: bool = False
-
+from utilities import libraries
+from utilities.errors import UserError, choose, named_flags, undeclared_flags
+from utilities.mined import COSTLY, Miner, MinerOfLists, finished, fitted
+from utilities.namespace import changed, flags_of_losses, note
 
 # From the inside to the outside
-AROUND_A_LOSS = [
-    Wrapper(('class_weights',), class_weights),
-    Wrapper(('xbm_size',), cross_batch_memory, nested=True),
-    Wrapper(('dr_weight',), direction_regularisation, nested=True),
-    Wrapper(('cascade',), cascade),
-    Wrapper(('daml',), deep_adversarial),
-    Wrapper(('matryoshka',), matryoshka),
-]
-AROUND_THE_SUM = [
-    Wrapper(('distill', 'distill_w'), distillation),
-]
+AROUND_A_LOSS = [class_weights, cross_batch_memory, direction_regularisation, cascade, deep_adversarial, matryoshka]
+AROUND_THE_SUM = [distillation]
 
 
 def chosen(opt, wrappers=(*AROUND_A_LOSS, *AROUND_THE_SUM)):
@@ -59,8 +37,8 @@ def chosen(opt, wrappers=(*AROUND_A_LOSS, *AROUND_THE_SUM)):
     values = vars(opt)
     found = []
     for wrapper in wrappers:
-        unset = [flag for flag in wrapper.flags if not values[flag]]
-        note(opt, *(flag for flag in wrapper.flags if not {*unset} - {flag}))
+        unset = [flag for flag in wrapper.SET_BY if not values[flag]]
+        note(opt, *(flag for flag in wrapper.SET_BY if not {*unset} - {flag}))
         if not unset:
             found.append(wrapper)
     return found
@@ -69,20 +47,28 @@ def chosen(opt, wrappers=(*AROUND_A_LOSS, *AROUND_THE_SUM)):
 def check_flags(opt):
     """Raises UserError for flags of wrappers that do not work together, or with values that cannot work."""
     for wrapper in chosen(opt):
-        sentence = wrapper.file.problem(opt) if hasattr(wrapper.file, 'problem') else None
+        sentence = wrapper.problem(opt) if hasattr(wrapper, 'problem') else None
         if sentence:
             raise UserError(sentence)
 
 
-def build_criterion(opt, batchminer):
+@undeclared_flags()
+@named_flags()
+def select(opt, batchminer):
     """
     The criterion of --loss, one name or a sum a+b, with all that is put around it.
 
     batchminer: its miner; for a sum, a list with one miner per loss. A loss that takes none leaves it out.
+
+    Raises UserError for combinations of flags, loss and miner that do not work.
     """
     check_flags(opt)
     criterion = put_around(AROUND_THE_SUM, build_sum, opt, batchminer)
-    check_inputs(opt, criterion)
+    if 'feature_maps' in inputs(criterion) and opt.n_maps is None:
+        raise UserError(f'--loss {opt.loss}: --arch {opt.arch} has no feature maps, or does not pool them by their '
+                        'average; give --pool avg, or choose another loss')
+    if 'teacher_batch' in inputs(criterion) and not opt.distill:
+        raise UserError(f'--loss {opt.loss} needs the embeddings of a teacher: give --distill')
     return criterion
 
 
@@ -94,26 +80,26 @@ def put_around(wrappers, build_inside, opt, miner):
     build_inside = functools.partial(put_around, inner, build_inside)
     if not chosen(opt, [outermost]):
         return build_inside(opt, miner)
-    return hand_on(outermost.file.around(opt, build_inside, miner))
+    return hand_on(outermost.around(opt, build_inside, miner))
 
 
 def build_sum(opt, batchminer):
     """The weighted sum of the losses of --loss a+b, or its only loss."""
-    flags = parts(opt)
+    flags = flags_of_losses(opt)
     if opt.loss_weights and len(opt.loss_weights) != len(flags):
         raise UserError(f'--loss_weights: expected one for each loss of --loss {opt.loss}, not {len(opt.loss_weights)}')
     if opt.loss_weights and not any(opt.loss_weights) and not chosen(opt, AROUND_THE_SUM):
         raise UserError(f'--loss_weights {" ".join(map(str, opt.loss_weights))}: nothing would be trained; give at '
                         'least one other than 0')
     for position, part in enumerate(flags):
-        part.loss_pml_args = [pml.arguments(opt, 'loss', position, 'pml')]
-        part.loss_torch_args = [pml.arguments(opt, 'loss', position, 'torch')]
+        part.loss_pml_args = [libraries.arguments(opt, 'loss', position, 'pml')]
+        part.loss_torch_args = [libraries.arguments(opt, 'loss', position, 'torch')]
     miners = batchminer if len(flags) > 1 else [batchminer]
     built = [build(part, miner) for part, miner in zip(flags, miners, strict=True)]
     for wrapper in chosen(opt, AROUND_A_LOSS):
         files = {type(module).__module__ for criterion in built for module in criterion.modules()}
-        if wrapper.file.__name__ not in files:
-            raise UserError(f'--{wrapper.flags[0]} does not work with --loss {opt.loss}: {wrapper.file.NEEDS}')
+        if wrapper.__name__ not in files:
+            raise UserError(f'--{wrapper.SET_BY[0]} does not work with --loss {opt.loss}: {wrapper.NEEDS}')
     if len(built) == 1 and not opt.loss_weights:
         return built[0]
     weights = opt.loss_weights or [1.0] * len(built)
@@ -124,37 +110,30 @@ def build_sum(opt, batchminer):
 
 def build(opt, batchminer, wrappers=AROUND_A_LOSS):
     """The loss of --loss, a single name, inside the wrappers that the flags ask for and that fit it."""
-    return put_around(wrappers, build_loss, opt, miner_for(opt, batchminer))
-
-
-def miner_for(opt, batchminer):
-    """The loss_sums.Miner as --loss, a single name, takes it; None for a loss that takes none."""
-    if opt.loss.startswith(torch_losses.PREFIX):
-        return None
-    if opt.loss.startswith(pml.PREFIX):
-        return batchminer and Miner(batchminer, opt.batch_mining, takes_masks=True, use='any')
-    loss = choose(criteria.CRITERIA, opt.loss, '--loss')
     check_miner(opt, batchminer)
-    if loss.REQUIRES_BATCHMINER:
-        return fitted(loss, batchminer, opt.batch_mining)
-    if nested_flags(opt.loss):
-        return batchminer and Miner(batchminer, opt.batch_mining, takes_masks=True, use='own')
-    return None
+    loss = criteria.CRITERIA.get(opt.loss)
+    if loss and loss.REQUIRES_BATCHMINER:
+        miner = fitted(loss, batchminer, opt.batch_mining)
+    elif batchminer and takes_miner(opt):                         # a loss of a library, or with losses inside it
+        miner = Miner(batchminer, opt.batch_mining, takes_masks=True, use='own' if loss else 'any')
+    else:
+        miner = None
+    return put_around(wrappers, build_loss, opt, miner)
 
 
 def build_loss(opt, miner):
-    """The criterion of --loss, a single name. miner: of miner_for()."""
-    if opt.loss.startswith(torch_losses.PREFIX):
-        return finished(torch_losses.Criterion(opt, opt.loss_torch_args[0]))
-    if opt.loss.startswith(pml.PREFIX):
-        return finished(pml.Criterion(opt, miner, opt.loss_pml_args[0]))
-    loss = criteria.CRITERIA[opt.loss]
+    """The criterion of --loss, a single name. miner: the Miner as this loss takes it, or None."""
+    if opt.loss.startswith(libraries.TORCH):
+        return finished(libraries.TorchCriterion(opt, opt.loss_torch_args[0]))
+    if opt.loss.startswith(libraries.PML):
+        return finished(libraries.PmlCriterion(opt, miner, opt.loss_pml_args[0]))
+    loss = choose(criteria.CRITERIA, opt.loss, '--loss')
     if nested_flags(opt.loss):
         built = loss.Criterion(opt, nested_builder(opt, miner))
     elif miner is None:
         built = loss.Criterion(opt)
     else:
-        built = loss.Criterion(opt, miner if hasattr(loss, 'FLAGS') else public.MinerOfLists(miner))
+        built = loss.Criterion(opt, miner if hasattr(loss, 'FLAGS') else MinerOfLists(miner))
     built.needs_pairs = loss.REQUIRES_BATCHMINER or not built.state_dict()
     return finished(built)
 
@@ -165,9 +144,9 @@ def nested_builder(opt, miner):
         name = getattr(opt, flag)
         if nested_flags(name) or '+' in name:
             raise UserError(f'--{flag} {name}: give one loss, and not {opt.loss} itself')
-        if not name.startswith((pml.PREFIX, torch_losses.PREFIX)):
+        if not name.startswith((libraries.PML, libraries.TORCH)):
             choose(criteria.CRITERIA, name, f'--{flag}')
-    wrappers = [wrapper for wrapper in AROUND_A_LOSS if wrapper.nested]
+    wrappers = [wrapper for wrapper in AROUND_A_LOSS if hasattr(wrapper, 'INSIDE_LOSSES')]
 
     def build_nested(name, dim):
         own = changed(opt, loss=name, embed_dim=dim)
@@ -178,37 +157,22 @@ def nested_builder(opt, miner):
     return build_nested
 
 
-def check_inputs(opt, criterion):
-    """Raises UserError for an input that the criterion takes and that the network or the flags do not give."""
-    if 'feature_maps' in inputs(criterion) and opt.n_maps is None:
-        raise UserError(f'--loss {opt.loss}: --arch {opt.arch} has no feature maps, or does not pool them by their '
-                        'average; give --pool avg, or choose another loss')
-    if 'teacher_batch' in inputs(criterion) and not opt.distill:
-        raise UserError(f'--loss {opt.loss} needs the embeddings of a teacher: give --distill')
-
-
 def hand_on(wrapper):
     """
-    Completes a criterion that contains others: its attribute `takes` also gets the names that they take. If it contains
-    one, as its attribute `criterion`, it also gets that criterion's optimizer groups after its own, its distance if it
-    has none of its own, and its scalars for the log.
+    Completes a criterion that contains others, as finished() does: its attribute `takes` also gets the names that they
+    take. If it contains one, as its attribute `criterion`, it also gets that criterion's distance if it has none of its
+    own, and its scalars for the log.
     """
     if hasattr(wrapper, 'takes'):                                 # the criterion inside, returned as it is
         return wrapper
     inner = [module.takes for module in wrapper.modules() if hasattr(module, 'takes')]
-    wrapper.takes = names_taken(wrapper).union(*inner)
-    if not hasattr(wrapper, 'parameter_groups'):
-        wrapper.parameter_groups = types.MethodType(own_and_inner_groups, wrapper)
+    finished(wrapper).takes.update(*inner)
     if hasattr(wrapper, 'criterion'):
         if not hasattr(wrapper, 'ranking_embeddings') and hasattr(wrapper.criterion, 'ranking_embeddings'):
             wrapper.ranking_embeddings = wrapper.criterion.ranking_embeddings
         wrapper.register_forward_pre_hook(clear_log)
         wrapper.register_forward_hook(add_inner_log)
     return wrapper
-
-
-def own_and_inner_groups(wrapper):
-    return own_groups(wrapper, besides=wrapper.criterion) + wrapper.criterion.parameter_groups()
 
 
 def clear_log(wrapper, arguments):
@@ -251,12 +215,12 @@ def files(part):
 
 def takes_miner(part):
     """Whether --loss, a single name, or a loss inside it, takes a miner, so that one is built for it."""
-    return part.loss.startswith(pml.PREFIX) or any(loss.REQUIRES_BATCHMINER for loss in files(part))
+    return part.loss.startswith(libraries.PML) or any(loss.REQUIRES_BATCHMINER for loss in files(part))
 
 
 def has_own_distance(opt):
     """Whether a loss defines a distance by which evaluation ranks."""
-    return any(hasattr(loss.Criterion, 'ranking_embeddings') for part in parts(opt) for loss in files(part))
+    return any(hasattr(loss.Criterion, 'ranking_embeddings') for part in flags_of_losses(opt) for loss in files(part))
 
 
 def check_miner(opt, miner):

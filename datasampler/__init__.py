@@ -11,8 +11,7 @@ from datasampler import (
     hierarchical_sampler,
     image_random_sampler,
 )
-from datasampler.storage import Storage
-from utilities import public
+from datasampler.storage import PublicSampler, Storage
 from utilities.errors import UserError, choose, named_flags, undeclared_flags
 from utilities.namespace import changed
 
@@ -111,5 +110,5 @@ def select(opt, images, criterion=None):
     if hasattr(sampler, 'set_epoch') and not hasattr(sampler, 'start_epoch'):
         raise UserError(f'--data_sampler {opt.data_sampler}: its method set_epoch is never called; name it start_epoch')
     if has_own_storage and getattr(sampler, 'requires_storage', True):
-        return public.PublicSampler(opt, sampler, images.image_list)
+        return PublicSampler(opt, sampler, images.image_list)
     return sampler

@@ -1,4 +1,6 @@
 """Memory bank: the embeddings of all training images, for the samplers that select batches by them."""
+import contextlib
+
 import torch
 import torch.nn.functional as F
 
@@ -91,3 +93,79 @@ class Storage:
         """indices int64 [n] -> embeddings [n, D]; with --data_sim_measure cosine, L2-normalised."""
         points = self.embeddings[indices.to(self.device)]
         return F.normalize(points, dim=1) if self.cosine else points
+
+
+# For samplers that are written for the public code of Roth et al. (docs/from_the_public_code.md)
+
+class AsNetwork(torch.nn.Module):
+    """Stands for the network in the methods of a sampler. Its input are embeddings, which it returns."""
+
+    def forward(self, x, **kwargs):
+        return x, (x, x)
+
+
+class PublicStorage:
+    """
+    Has the methods of Storage, for a sampler that fills its own memory bank by create_storage(dataloader, model,
+    device) and, with --data_idx_full_prec, full_storage_update(...); the latter is called before each later epoch.
+    """
+
+    def __init__(self, opt, sampler, image_list):
+        self.sampler = sampler
+        self.device = opt.device
+        self.labels = torch.tensor([label for _, label in image_list])
+        self.refill = opt.data_idx_full_prec
+        self.is_filled = False
+
+    def start_epoch(self, epoch):
+        self.fill(self.embed)
+
+    def stepped(self, embeddings, labels, indices, step):
+        self.update(embeddings, indices)
+
+    def fill(self, embed):
+        """Before an epoch. embed: () -> [N, D] embeddings of all training images; called only if needed."""
+        if self.is_filled and not self.refill:
+            return
+        fill = self.sampler.create_storage
+        if self.is_filled:
+            fill = getattr(self.sampler, 'full_storage_update', fill)
+        # a batch as the public loader of images gives it: labels, images, indices
+        fill([(self.labels, embed().detach().cpu(), torch.arange(len(self.labels)))], AsNetwork(), self.device)
+        self.is_filled = True
+
+    def update(self, embeddings, indices):
+        """After a step: the batch's embeddings [B, D] and image indices [B], on the CPU."""
+        update = getattr(self.sampler, 'update_storage', True)
+        if callable(update):
+            update(embeddings.detach().cpu(), indices)
+        elif update:
+            self.sampler.replace_storage_entries(embeddings.detach().cpu(), indices)
+
+
+class PublicSampler(torch.utils.data.Sampler):
+    """
+    A sampler with a memory bank of its own. It chooses the batches of an epoch in precompute_indices(), if it has this
+    method; its joblib workers are replaced by this process, so that the seed determines the batches.
+    """
+
+    def __init__(self, opt, sampler, image_list):
+        self.sampler = sampler
+        self.storage = PublicStorage(opt, sampler, image_list)
+
+    def __iter__(self):
+        if hasattr(self.sampler, 'precompute_indices'):
+            with in_this_process():
+                self.sampler.precompute_indices()
+        return iter(self.sampler)
+
+    def __len__(self):
+        return len(self.sampler)
+
+
+def in_this_process():
+    try:
+        import joblib
+    except ImportError:
+        return contextlib.nullcontext()
+    return joblib.parallel_config(backend='sequential')

@@ -9,7 +9,7 @@ from optimization.groups import check_once, network_groups
 from optimization.schedule import Schedule
 from utilities import device
 from utilities.errors import UserError, nearest
-from utilities.loss_sums import optimizers, parameter_groups
+from utilities.mined import optimizers
 
 # {optimizer of torch.optim that cannot train a run: why}
 UNFIT = {'lbfgs': 'it computes the loss several times in a step, by a closure, and a run computes it once',
@@ -39,7 +39,7 @@ def select(opt, model, criterion, n_steps=1, more=()):
     """
     network = [{'weight_decay': opt.decay} | group for group in network_groups(opt, model)]
     own = [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
-           for group in parameter_groups(criterion)]
+           for group in criterion.parameter_groups()]
     by_criterion = optimizers(criterion)
     check_once(network + own + [*more], by_criterion)
     for optimizer in by_criterion:

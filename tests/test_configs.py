@@ -84,7 +84,7 @@ def test_a_recipe_is_a_whole_run_with_the_published_numbers(recipe, loss, shared
     criterion = criteria.select(opt, batch_mining.select(opt))
     rate = {'softtriple': 'weights lr', 'proxynca': 'proxy lr'}.get(loss)
     if rate:
-        assert criteria.parameter_groups(criterion)[0]['lr'] == pytest.approx(
+        assert criterion.parameter_groups()[0]['lr'] == pytest.approx(
             getattr(opt, 'loss_' + ROWS[loss][1][rate][0]) * 1e-6)
     with open(shared / 'reference' / 'mlrc_optimal_hyperparameters.csv', encoding='utf-8') as file:
         table = {(row['loss'], row['parameter']): row[COLUMNS[recipe]] for row in csv.DictReader(file)}

@@ -67,7 +67,7 @@ def test_it_is_added_to_any_loss_with_its_weight(loss, more, opt):
         values.append(built[-1](batch=batch, labels=labels, batch_features=batch, f_embed=None, **taught).item())
     assert values[1] == pytest.approx(values[0] + 4 * distillation_loss(batch, teacher_batch, .5).item(), rel=1e-5)
     assert values[2] == values[0] != values[1] and type(built[2]) is type(built[0])
-    groups = [[(group['lr'], sum(p.numel() for p in group['params'])) for group in criteria.parameter_groups(criterion)]
+    groups = [[(group['lr'], sum(p.numel() for p in group['params'])) for group in criterion.parameter_groups()]
               for criterion in built]
     assert groups[0] == groups[1] and built[1].log['distillation'] > 0
     assert hasattr(built[0], 'ranking_embeddings') == hasattr(built[1], 'ranking_embeddings') == (loss == 'hyperbolic')

@@ -29,7 +29,7 @@ from retrieval import export
 from tests.criteria import cases
 from tests.helpers import after_training, folder_of, images_of, manual_seed, rows_of, sampler_of
 from training_step import TrainingStep
-from utilities.loss_sums import Miner
+from utilities.mined import Miner
 
 ROOT = Path(__file__).parents[1]
 ENTRIES = ['criterion', 'metrics', 'miner', 'network', 'sampler']

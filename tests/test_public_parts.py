@@ -217,7 +217,7 @@ def test_miners_of_the_public_code_with_criteria_of_both(device, registered, opt
 def test_a_criterion_with_parameters_and_groups_of_its_own(registered, opt):
     registered(PROXIES)
     criterion = criteria.select(opt(loss='own', batch_mining='none', embed_dim=8), None)
-    group, = criteria.parameter_groups(criterion)
+    group, = criterion.parameter_groups()
     assert group['params'] is criterion.proxies and group['lr'] == opt().lr * 10
     assert np.isfinite(value(opt, loss='own', batch_mining='none'))
 

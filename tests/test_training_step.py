@@ -641,6 +641,7 @@ def test_an_optimizer_of_the_criterions_own_takes_over_the_state_of_its_kind(lat
     def state_of(kind=torch.optim.Adam, lr=0.1, shape=(5,)):
         head = torch.nn.ParameterDict({'weight': torch.nn.Parameter(torch.ones(shape))})
         criterion = built.criterion = torch.nn.ModuleDict({'head': head})
+        criterion.parameter_groups = list
         criterion.optimizers = functools.cache(lambda: [kind(head.parameters(), lr=lr)])
         _, built.schedule = optimization.select(opt, built.model, criterion)
         return criterion.optimizers()[0], checkpoint.Checkpoint(

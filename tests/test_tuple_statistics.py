@@ -6,7 +6,7 @@ import batch_mining
 import criteria
 from records.trace import hard_pairs
 from tests.helpers import folder_of, rows_of
-from utilities import pml
+from utilities import libraries
 
 
 @pytest.mark.parametrize('seed', range(3))
@@ -38,11 +38,11 @@ def test_margin_violations_are_those_of_the_library(opt):
         criterion(batch=batch, labels=labels)
     assert 0 < int(ours.log['violating_positives']) == theirs.log['pos_loss_num_past_filter'] < 24
     assert 0 < int(ours.log['violating_negatives']) == theirs.log['neg_loss_num_past_filter'] < 108
-    miner = pml.BatchMiner(opt(batch_mining='pml:MultiSimilarityMiner', tuple_statistics=True), {'epsilon': 0.})
+    miner = libraries.PmlMiner(opt(batch_mining='pml:MultiSimilarityMiner', tuple_statistics=True), {'epsilon': 0.})
     miner(batch, labels)
     found = hard_pairs(batch, labels)                                          # with epsilon 0 the miner keeps these
     assert (miner.log['num_pos_pairs'], miner.log['num_neg_pairs']) == tuple(map(int, found.values()))
-    plain = pml.Criterion(opt(loss='pml:ContrastiveLoss', batch_mining='none'), None, {})
+    plain = libraries.PmlCriterion(opt(loss='pml:ContrastiveLoss', batch_mining='none'), None, {})
     plain(batch, labels)
     assert not plain.log and not plain.loss.collect_stats                      # nothing is collected without the flag
 

@@ -6,7 +6,7 @@ import architectures
 import configuration
 from architectures import depth
 from tuning.experiment_folder import ANY, NUMBER, SWITCH, TEXTS, WHOLE, WHOLES
-from utilities import pml
+from utilities import libraries
 
 # options that the supplement of the paper tells its readers to delete, by loss
 OBSOLETE = {'ContrastiveLoss': ('avg_non_zero_only', 'use_similarity'), 'TripletMarginLoss': ('avg_non_zero_only',),
@@ -190,7 +190,7 @@ def library_losses(options, settings, notes, names):
 
 
 def classes(module):
-    return pml.classes(module, 'an experiment of powerful-benchmarker')
+    return libraries.classes(module, 'an experiment of powerful-benchmarker')
 
 
 def tuple_miner(miners, names=('tuple_miner', 'post_gradient_miner'), without='none'):
@@ -225,7 +225,7 @@ def loss_arguments(kind, given, settings, notes):
 
 def known_arguments(given, found):
     """The arguments of a class of the library, taken out as far as its present version knows them."""
-    return {name: given.take(name, ANY) for name in [*given.values] if name in pml.accepted(found)}
+    return {name: given.take(name, ANY) for name in [*given.values] if name in libraries.accepted(found)}
 
 
 def weight_of(options, name):

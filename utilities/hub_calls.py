@@ -1,7 +1,7 @@
 """What the losses, samplers and metrics of hubconf.py make of the arguments of a call, and what they refuse."""
 import torch
 
-from .loss_sums import checked, described  # relative: hubconf.py loads this file under another package's name
+from .mined import checked, described  # relative: hubconf.py loads this file under another package's name
 
 # keywords that the training step gives every loss; some take them (docs/extending.md)
 INPUTS = {'batch_features', 'f_embed', 'indices', 'step', 'epoch', 'feature_maps', 'images', 'teacher_batch'}
@@ -61,7 +61,7 @@ def zero_without_samples(criterion, batch, labels, **more):
 
 
 def checked_tuples(given, batch):
-    """The indices_tuple of a call in one of the two forms of loss_sums.Miner."""
+    """The indices_tuple of a call in one of the two forms of mined.Miner."""
     try:
         return checked(given, batch)
     except (TypeError, ValueError, RuntimeError, IndexError):

@@ -6,6 +6,8 @@ Code that only checks flags or writes them down reads vars(opt) or unnoted(opt).
 import argparse
 import copy
 
+from utilities.errors import UserError
+
 
 class Flags(argparse.Namespace):
     """
@@ -59,3 +61,18 @@ def note(opt, *names):
 
 def is_read(opt, name):
     return name in opt._read
+
+
+def flags_of_losses(opt):
+    """
+    One namespace per loss of the sum --loss a+b, with its own `loss` and `batch_mining`; one miner serves all losses.
+
+    Raises UserError where the numbers of losses and miners differ.
+    """
+    losses = opt.loss.split('+')
+    miners = unnoted(opt).batch_mining.split('+')
+    miners = miners * len(losses) if len(miners) == 1 else miners
+    if len(miners) != len(losses):
+        raise UserError(f'--batch_mining {opt.batch_mining}: give one miner, or one for each loss of --loss {opt.loss} '
+                        '(none where it needs none)')
+    return [changed(opt, loss=loss, batch_mining=miner) for loss, miner in zip(losses, miners, strict=True)]

@@ -1,11 +1,13 @@
 """What the tests of the losses share: variants of each loss, test batches, and how to call a loss and its reference."""
+import inspect
+
 import torch
 
 import batch_mining
 import criteria
 from tests.criteria import references
 from tests.helpers import manual_seed, published
-from utilities.loss_sums import fitted, forward_parameters
+from utilities.mined import fitted
 
 # The losses of this project, whose files begin with its licence. They need a reference, a known number and a row in
 # docs/losses.md; a loss that somebody adds for work of their own does not.
@@ -20,7 +22,8 @@ def takes_masks(loss):
 
 def naming(keyword):
     """The names of the losses whose forward() names this keyword."""
-    return [loss for loss, module in criteria.CRITERIA.items() if keyword in forward_parameters(module.Criterion)]
+    return [loss for loss, module in criteria.CRITERIA.items()
+            if keyword in inspect.signature(module.Criterion.forward).parameters]
 
 
 F64 = torch.float64

@@ -10,7 +10,7 @@ import criteria
 from flags import method_flags
 from tests.criteria import cases, references
 from tests.criteria.test_references import WAYS, assert_same, batch_of
-from utilities.loss_sums import triplets_from_masks
+from utilities.mined import triplets_from_masks
 
 
 def files_of(package):

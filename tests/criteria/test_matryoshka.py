@@ -98,7 +98,7 @@ def test_every_loss_is_refused_or_takes_prefixes_and_with_one_prefix_it_is_the_l
         criterion, batch = select(flags_of(opt, loss, dims))[0], batch_of(dtype=torch.float32)
         manual_seed(1)
         value = criterion(batch=batch, labels=LABELS, step=1, epoch=1, indices=torch.arange(8))
-        trained = [parameter for group in criteria.parameter_groups(criterion) for parameter in group['params']
+        trained = [parameter for group in criterion.parameter_groups() for parameter in group['params']
                    if parameter.requires_grad]
         assert set(trained) == {parameter for parameter in criterion.parameters() if parameter.requires_grad}
         found.append([value, *gradients(value, [batch, *trained])])
@@ -127,7 +127,7 @@ def test_a_sum_and_its_guidance_have_the_prefixes_inside(opt):
     criterion(batch=batch_of(dtype=torch.float32), labels=LABELS)
     assert [isinstance(part, Matryoshka) for part in criterion.criteria] == [True, True]
     assert {'proxyanchor_prefix_3_loss', 'supcon_prefix_8_loss'} <= criterion.log.keys()
-    assert [len(group['params']) for group in criteria.parameter_groups(criterion)] == [1]
+    assert [len(group['params']) for group in criterion.parameter_groups()] == [1]
     assert hasattr(select(flags_of(opt, 'hyperbolic', [3, 8]))[0], 'ranking_embeddings')
 
 

@@ -14,8 +14,9 @@ from criteria.cross_batch_memory import CrossBatchMemory
 from criteria.direction_regularisation import DirectionRegularised
 from tests.criteria import cases, references
 from tests.criteria.cases import LABELS, UNIT
-from utilities import pml
+from utilities import libraries
 from utilities.errors import UserError
+from utilities.mined import own_groups
 
 SMALL = {'n_classes': 3, 'embed_dim': 3, 'bs': 6}
 
@@ -90,7 +91,7 @@ def test_margin_has_a_beta_per_class_one_for_all_or_a_fixed_one(opt):
                               ({'loss_margin_beta_constant': True}, 8, False)):
         criterion = select(opt(loss='margin', n_classes=8, **flags))
         assert len(criterion.beta) == n and criterion.beta.requires_grad == trained and criterion.lr == 0.0005
-        assert len(criteria.parameter_groups(criterion)) == trained
+        assert len(criterion.parameter_groups()) == trained
 
 
 @pytest.mark.parametrize('loss', criteria.CRITERIA)
@@ -99,7 +100,7 @@ def test_parameters_train_at_their_own_rate(loss, opt):
     namespace = opt(loss=loss, lr=1e-4, n_classes=8, batch_mining=allowed[0] if allowed else 'all',
                     loss_s2sd_target_dims=[6])
     criterion = select(namespace)
-    groups = criteria.parameter_groups(criterion)
+    groups = criterion.parameter_groups()
     module = criteria.CRITERIA[loss]
     assert module.REQUIRES_OPTIM == bool(groups)
     rates = [getattr(namespace, f'loss_{loss}_{name}') * (1e-4 if name.endswith('lrmulti') else 1)
@@ -116,7 +117,7 @@ def test_parameters_without_a_rate_are_refused(opt):
             super().__init__()
             self.weights = torch.nn.Parameter(torch.ones(2))
     with pytest.raises(UserError, match='Careless has parameters, but neither a rate self.lr nor optimizer groups'):
-        criteria.parameter_groups(Careless())
+        own_groups(Careless())
 
 
 # Sums
@@ -170,7 +171,7 @@ def test_the_losses_inside_s2sd_keep_their_rates_miners_and_wrappers(opt):
     flags = {'loss': 's2sd+softmax', 'batch_mining': 'all', 'loss_s2sd_source': 'margin', 'lr': .01,
              'loss_s2sd_target': 'proxyanchor', 'loss_s2sd_target_dims': [5, 4], 'n_features': 3, **SMALL}
     criterion = select(opt(**flags))
-    groups = criteria.parameter_groups(criterion)
+    groups = criterion.parameter_groups()
     assert [group['lr'] for group in groups] == [.01, .0005, 1., 1., .00001]
     assert {id(p) for group in groups for p in group['params']} == {id(p) for p in criterion.parameters()}
     assert [tuple(target.proxies.shape) for target in criterion.criteria[0].targets] == [(3, 5), (3, 4)]
@@ -291,7 +292,7 @@ def test_the_memory_takes_half_precision_and_its_gradient_survives_the_next_batc
 def test_each_part_of_a_sum_that_can_has_a_memory(opt):
     criterion = select(opt(loss='supcon+triplet+margin+contrastive', batch_mining='all', xbm_size=8, **SMALL))
     assert [isinstance(part, CrossBatchMemory) for part in criterion.criteria] == [True, False, False, True]
-    assert [group['name'] for group in criteria.parameter_groups(criterion)] == ['criterion_margin']
+    assert [group['name'] for group in criterion.parameter_groups()] == ['criterion_margin']
 
 
 # Direction regularisation of any loss of triplets
@@ -366,10 +367,10 @@ def test_a_loss_of_the_library_gets_its_sizes_trains_and_adds_up(opt):
     criterion = select(opt(**flags))
     assert [tuple(parameter.shape) for parameter in criterion.parameters()] == [(3, 3), (3, 3)]
     assert criterion.criteria[0].loss.scale == 16 and criterion.criteria[1].loss.alpha == 8
-    groups = criteria.parameter_groups(criterion)
+    groups = criterion.parameter_groups()
     assert [(group['name'], group['lr']) for group in groups] == [
         ('criterion_pml:ArcFaceLoss', .5), ('criterion_pml:ProxyAnchorLoss', .5)]
-    assert criteria.parameter_groups(select(opt(**flags | {'loss_pml_lr': -1.})))[0]['lr'] == .01
+    assert select(opt(**flags | {'loss_pml_lr': -1.})).parameter_groups()[0]['lr'] == .01
     other = select(opt(**flags))
     other.load_state_dict(criterion.state_dict())
     assert value(other, UNIT.float()).item() == value(criterion, UNIT.float()).item()
@@ -415,10 +416,10 @@ def test_other_versions_of_the_library_are_refused(version, works, monkeypatch):
     pytest.importorskip('pytorch_metric_learning')
     monkeypatch.setattr(importlib.metadata, 'version', lambda name: version)
     if works:
-        assert pml.require_library('--loss pml:TripletMarginLoss') == version
+        assert libraries.require_library('--loss pml:TripletMarginLoss') == version
         return
     with pytest.raises(UserError, match=f'from 2.8 to below 3, and {version} is installed: pip install'):
-        pml.require_library('--loss pml:TripletMarginLoss')
+        libraries.require_library('--loss pml:TripletMarginLoss')
 
 
 @pytest.mark.parametrize('flags, ranks', [

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import criteria
-from utilities import torch_losses
+from utilities import libraries
 from utilities.errors import UserError
 
 
@@ -36,7 +36,7 @@ def test_losses_of_torch_are_those_of_a_linear_classifier(name, arguments, refer
     batch, labels = torch.randn(6, 3), torch.tensor([0, 4, 4, 1, 9, 7])
     logits = batch @ criterion.weights.T + criterion.biases
     torch.testing.assert_close(criterion(batch=batch, labels=labels), reference(logits, labels))
-    group, = criteria.parameter_groups(criterion)
+    group, = criterion.parameter_groups()
     assert group['lr'] == .5 and len(group['params']) == 2
 
 
@@ -56,7 +56,7 @@ def test_losses_of_pairs_are_means_over_all_pairs_of_a_batch(name, reference, op
 
 
 def test_every_loss_of_torch_trains_its_classifier_or_the_embeddings(opt):
-    for name in torch_losses.TARGETS:
+    for name in libraries.TARGETS:
         criterion = criteria.select(opt(**fine(f'torch:{name}')), None)
         batch = torch.randn(6, 3, requires_grad=True)
         criterion(batch=batch, labels=torch.arange(6) // 2).backward()

@@ -101,7 +101,7 @@ def test_a_cascade_of_a_loss_of_the_library_is_its_sum_over_the_levels(loss, min
     flags = CASCADE | {'cascade_fractions': [1, 1], 'loss': f'pml:{loss}'}
     assert_equal(select(opt(**flags, batch_mining=f'pml:{miner}'))(batch=batch, labels=labels), expected, [batch])
     flags |= {'loss': f'triplet+pml:{loss}', 'batch_mining': 'all+none'}
-    assert [type(part).__name__ for part in select(opt(**flags)).criteria] == ['Cascade', 'Criterion']
+    assert [type(part).__name__ for part in select(opt(**flags)).criteria] == ['Cascade', 'PmlCriterion']
 
 
 def test_pairs_that_are_symmetric_and_ties_keep_their_number():
@@ -131,7 +131,7 @@ def test_a_batch_without_triplets_is_a_differentiable_zero(method, loss, labels,
 def test_each_level_has_its_own_parameters_rates_memory_and_direction(opt):
     flags = {'loss': 'margin+softmax', 'batch_mining': 'distance+none', 'dr_weight': .1, **CASCADE}
     criterion = select(opt(**flags))
-    groups = {group['name']: group for group in criteria.parameter_groups(criterion)}
+    groups = {group['name']: group for group in criterion.parameter_groups()}
     assert {name: group['lr'] for name, group in groups.items()} == {
         'criterion_level_1': .0005, 'criterion_level_2': .0005, 'criterion_level_3': .0005, 'criterion_softmax': .00001}
     assert {id(p) for group in groups.values() for p in group['params']} == {id(p) for p in criterion.parameters()}
@@ -226,7 +226,7 @@ def test_before_its_delay_the_network_has_its_own_loss(opt):
 def test_the_generator_has_a_group_and_a_rate_of_its_own_beside_those_of_the_losses(opt):
     for rate, expected in ((-1., .01), (.2, .2)):
         criterion = select(opt(loss='margin+softmax', batch_mining='distance+none', lr=.01, daml_lr=rate, **DAML))
-        groups = {group['name']: group for group in criteria.parameter_groups(criterion)}
+        groups = {group['name']: group for group in criterion.parameter_groups()}
         assert {name: group['lr'] for name, group in groups.items()} == {
             'criterion_generator': expected, 'criterion_margin': .0005, 'criterion_softmax': .00001}
         assert {id(p) for group in groups.values() for p in group['params']} == {id(p) for p in criterion.parameters()}

@@ -13,7 +13,7 @@ from datasets import splits
 from datasets.base import ImageTable
 from tests.tuning.experiment_folders import CONFIGS, DATES, change, options_of, write
 from tuning import powerful_benchmarker
-from utilities import pml
+from utilities import libraries
 from utilities.errors import UserError, exit_code
 
 FIRST, LAST = DATES[0], DATES[4]
@@ -146,7 +146,7 @@ def test_regularisers_that_were_in_a_loss_are_the_librarys_of_today(tmp_path):
     values = []
     for given in (opt['loss_pml_args'][0], {'centers_per_class': 3}):
         flags = argparse.Namespace(**opt | {'n_classes': 2, 'embed_dim': 5})
-        criterion = pml.Criterion(flags, None, given)
+        criterion = libraries.PmlCriterion(flags, None, given)
         criterion.loss.fc.data = torch.linspace(-1, 1, 30).sin().reshape(5, 6)
         values.append(float(criterion(batch, labels)))
     centres = torch.nn.functional.normalize(criterion.loss.fc, dim=0)

@@ -1,4 +1,13 @@
-"""Losses and miners of pytorch-metric-learning by name, such as pml:ContrastiveLoss; only these need the library."""
+"""
+Losses and miners of libraries by name: pml:ContrastiveLoss of pytorch-metric-learning, which only these need, and
+torch:MultiMarginLoss of torch.nn.
+
+A loss of torch.nn is computed from the logits of a linear classifier of the embeddings, or from the pairs of a batch.
+The classifier is the one of criteria/linear_classifier.py, so that torch:CrossEntropyLoss without arguments is that
+loss. Of the 22 losses of torch.nn, six are not here: TripletMarginLoss, TripletMarginWithDistanceLoss and
+MarginRankingLoss take triplets, for which --loss triplet has miners; GaussianNLLLoss needs a variance, CTCLoss
+sequences, and AdaptiveLogSoftmaxWithLoss is a classifier of its own for words by their frequency.
+"""
 import contextlib
 import importlib
 import importlib.metadata
@@ -7,11 +16,12 @@ import itertools
 import re
 
 import torch
+import torch.nn.functional as F
 
-from utilities.errors import RunFailed, UserError
-from utilities.loss_sums import from_tuple
+from utilities.errors import RunFailed, UserError, choose
 
-PREFIX = 'pml:'
+PML = 'pml:'
+TORCH = 'torch:'
 PACKAGE = 'pytorch-metric-learning'
 OLDEST = (2, 8)                                                 # the versions that work: 2.8 to below 3
 FIRST_UNFIT = (3, 0)
@@ -20,6 +30,18 @@ HELPERS = ('distances', 'reducers', 'regularizers', 'losses')   # arguments may 
 # classes with a state from batch to batch that no checkpoint would hold, so that a run could not be resumed exactly
 STATEFUL = {'CrossBatchMemory': 'earlier batches; the memory bank of this program is set with --xbm_size',
             'DynamicSoftMarginLoss': 'a histogram of earlier batches, with the graph of their gradients'}
+# What losses of torch.nn take beside the logits [B, C]: labels [B]; for each class 1 or 0, or 1 or -1, [B, C]; or the
+# label followed by -1, [B, C]. Losses of all pairs of a batch take distances, or embeddings, and 1 or -1.
+TARGETS = {
+    'CrossEntropyLoss': 'labels', 'NLLLoss': 'labels', 'MultiMarginLoss': 'labels',
+    'BCEWithLogitsLoss': 'one-hot', 'BCELoss': 'one-hot', 'MultiLabelSoftMarginLoss': 'one-hot', 'MSELoss': 'one-hot',
+    'L1Loss': 'one-hot', 'SmoothL1Loss': 'one-hot', 'HuberLoss': 'one-hot', 'KLDivLoss': 'one-hot',
+    'PoissonNLLLoss': 'one-hot',
+    'SoftMarginLoss': 'signs', 'MultiLabelMarginLoss': 'lists',
+    'HingeEmbeddingLoss': 'distances of pairs', 'CosineEmbeddingLoss': 'pairs',
+}
+# losses that take log-probabilities or probabilities in place of logits
+LINKS = {'NLLLoss': torch.nn.LogSoftmax(dim=1), 'KLDivLoss': torch.nn.LogSoftmax(dim=1), 'BCELoss': torch.sigmoid}
 
 
 def arguments(opt, kind, index, library='pml'):
@@ -62,17 +84,22 @@ def classes(kind, what):
     return {key: value for key, value in vars(module).items() if inspect.isclass(value) and 'Base' not in key}
 
 
+def torch_target(name):
+    """The target of the loss torch:NAME. Raises UserError for another loss."""
+    return choose({f'{TORCH}{loss}': target for loss, target in TARGETS.items()}, name, '--loss')
+
+
 def find(kind, name, flag):
     """
     The class pytorch_metric_learning.<kind>.<name>. Raises UserError if the library is not installed, if it has no such
     class, or if runs with it could not be resumed.
     """
-    found = classes(kind, f'{flag} {PREFIX}{name}')
+    found = classes(kind, f'{flag} {PML}{name}')
     if name not in found:
-        raise UserError(f'{flag} {PREFIX}{name}: {PACKAGE} {importlib.metadata.version(PACKAGE)} has no such class in '
+        raise UserError(f'{flag} {PML}{name}: {PACKAGE} {importlib.metadata.version(PACKAGE)} has no such class in '
                         f'{kind}; choose from {", ".join(sorted(found))}')
     if name in STATEFUL:
-        raise UserError(f'{flag} {PREFIX}{name} does not work here: it keeps {STATEFUL[name]}')
+        raise UserError(f'{flag} {PML}{name} does not work here: it keeps {STATEFUL[name]}')
     return found[name]
 
 
@@ -95,7 +122,7 @@ def build(kind, name, given, flag, known=None):
     except UserError:
         raise
     except Exception as error:  # the library raises anything, down to Exception itself
-        raise UserError(f'{flag} {PREFIX}{name}: {reason(error)}; its arguments are set with {NAMES[flag]}') from None
+        raise UserError(f'{flag} {PML}{name}: {reason(error)}; its arguments are set with {NAMES[flag]}') from None
 
 
 def helper(value, flag, known=None):
@@ -115,7 +142,7 @@ def called(function, *arguments, flag):
     except (UserError, RunFailed, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the library raises anything
-        raise UserError(f'{flag} {PREFIX}{type(function).__name__} does not work here: {reason(error)}; its arguments '
+        raise UserError(f'{flag} {PML}{type(function).__name__} does not work here: {reason(error)}; its arguments '
                         f'are set with {NAMES[flag]}') from error
 
 
@@ -123,10 +150,10 @@ def reason(error):
     return ' '.join(str(error).split())[:200] or type(error).__name__
 
 
-class Criterion(torch.nn.Module):
+class PmlCriterion(torch.nn.Module):
     """
     opt: loss = pml:NAME, loss_pml_lr, lr, n_classes, embed_dim. batchminer: a miner, or None, and the loss forms tuples
-    itself.
+    itself. given: the arguments of the library's class.
     """
 
     def __init__(self, opt, batchminer, given):
@@ -134,28 +161,26 @@ class Criterion(torch.nn.Module):
         known = {'num_classes': opt.n_classes, 'embedding_size': opt.embed_dim}
         self.has_log = opt.tuple_statistics
         with collected(self.has_log):
-            self.loss = build('losses', opt.loss.removeprefix(PREFIX), given, '--loss', known)
+            self.loss = build('losses', opt.loss.removeprefix(PML), given, '--loss', known)
         self.lr = opt.lr if opt.loss_pml_lr < 0 else opt.loss_pml_lr
         self.batchminer = batchminer
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
-        value = self.value(batch, labels)
+        batch = batch.float() if batch.dtype in (torch.float16, torch.bfloat16) else batch
+        with torch.autocast(batch.device.type, enabled=False):
+            tuples = []
+            if self.batchminer is not None:
+                mined = self.batchminer(batch, labels)
+                # masks of positive and negative pairs, or triplets
+                indices = [mask.nonzero().T for mask in mined] if isinstance(mined, tuple) else [mined.T]
+                tuples = [tuple(itertools.chain(*indices))]
+            value = called(self.loss, batch, labels, *tuples, flag='--loss')
         self.log = library_statistics(self.loss) if self.has_log else {}
         return value
 
-    def value(self, batch, labels):
-        batch = batch.float() if batch.dtype in (torch.float16, torch.bfloat16) else batch
-        with torch.autocast(batch.device.type, enabled=False):
-            if self.batchminer is None:
-                return called(self.loss, batch, labels, flag='--loss')
-            mined = self.batchminer(batch, labels)
-            # masks of positive and negative pairs, or triplets
-            indices = [mask.nonzero().T for mask in mined] if isinstance(mined, tuple) else [mined.T]
-            return called(self.loss, batch, labels, tuple(itertools.chain(*indices)), flag='--loss')
 
-
-class BatchMiner:
+class PmlMiner:
     """
     opt: batch_mining = pml:NAME. Returns triplets [T, 3], or two masks [B, B] if the library's miner returns pairs.
     """
@@ -164,13 +189,18 @@ class BatchMiner:
         self.has_log = opt.tuple_statistics
         self.log = {}
         with collected(self.has_log):
-            self.miner = build('miners', opt.batch_mining.removeprefix(PREFIX), given, '--batch_mining')
+            self.miner = build('miners', opt.batch_mining.removeprefix(PML), given, '--batch_mining')
 
     @torch.no_grad()
     def __call__(self, batch, labels):
         mined = called(self.miner, batch, labels, flag='--batch_mining')
         self.log = library_statistics(self.miner) if self.has_log else {}
-        return from_tuple(mined, batch)
+        if len(mined) == 3:
+            return torch.stack(mined, dim=1)
+        masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
+        masks[0][mined[:2]] = True                                         # (anchors, positives, anchors, negatives)
+        masks[1][mined[2:]] = True
+        return tuple(masks)
 
 
 @contextlib.contextmanager
@@ -199,3 +229,63 @@ def library_statistics(module):
         for name in getattr(part, '_record_these_stats', ()):
             found['_'.join([*words, name])] = getattr(part, name)
     return {name: value for name, value in found.items() if isinstance(value, int | float | torch.Tensor)}
+
+
+class TorchCriterion(torch.nn.Module):
+    """
+    A loss of torch.nn: of the logits batch weights^T + biases and the targets that TARGETS names; or of the
+    P = B (B - 1) / 2 pairs of a batch, whose memory grows with B^2 D, and 0, with a graph, where there are none.
+
+    opt: loss = torch:NAME, loss_torch_lr, lr, n_classes, embed_dim. given: the arguments of torch.nn.NAME; a list, such
+    as one weight per class, becomes a tensor.
+
+    Raises UserError for a loss that takes other targets, or arguments with which it does not return one number.
+    """
+
+    def __init__(self, opt, given):
+        super().__init__()
+        name = opt.loss.removeprefix(TORCH)
+        self.target = torch_target(opt.loss)
+        self.lr = opt.lr if opt.loss_torch_lr < 0 else opt.loss_torch_lr
+        self.link = LINKS.get(name)
+        if 'pairs' not in self.target:
+            limit = opt.embed_dim ** -0.5                               # as in torch.nn.Linear
+            self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
+            self.biases = torch.nn.Parameter(torch.empty(opt.n_classes).uniform_(-limit, limit))
+        given = given | {key: torch.tensor(value) for key, value in given.items() if isinstance(value, list)}
+        try:
+            self.loss = getattr(torch.nn, name)(**given)
+            value = self(torch.zeros(2, opt.embed_dim), torch.zeros(2, dtype=torch.long))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f'--loss {opt.loss}: {reason(error)}; its arguments are set with '
+                            '--loss_torch_args') from None
+        if value.dim():
+            raise UserError(f'--loss {opt.loss}: with --loss_torch_args {given}, it does not return one number, but '
+                            f'a tensor of shape {[*value.shape]} for 2 images')
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, used as they are, labels [B] int64 below n_classes, on one device -> scalar."""
+        batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+        with torch.autocast(batch.device.type, enabled=False):
+            return self.of_pairs(batch, labels) if 'pairs' in self.target else self.of_logits(batch, labels)
+
+    def of_logits(self, batch, labels):
+        logits = F.linear(batch, self.weights.to(batch.dtype), self.biases.to(batch.dtype))
+        if self.target == 'lists':
+            labels = F.pad(labels[:, None], (0, len(self.weights) - 1), value=-1)
+        elif self.target != 'labels':
+            labels = F.one_hot(labels, len(self.weights)).to(batch.dtype)
+            if self.target == 'signs':
+                labels = 2 * labels - 1
+        if self.link:
+            logits = self.link(logits)
+        return self.loss(logits, labels)
+
+    def of_pairs(self, batch, labels):
+        first, second = torch.triu_indices(len(batch), len(batch), offset=1, device=batch.device)
+        if not len(first):
+            return batch.sum() * 0
+        pairs = batch[first], batch[second]
+        if self.target == 'distances of pairs':
+            pairs = [F.pairwise_distance(*pairs)]
+        return self.loss(*pairs, 2 * (labels[first] == labels[second]).to(batch.dtype) - 1)

@@ -1,6 +1,6 @@
 """
-Sums of losses; how a loss is called, by its keywords and with the triplets or masks of its miner; and what is trained
-of it: its optimizer groups, and the optimizers that it owns.
+How a loss is called, by its keywords and with the triplets or masks of its miner; and what is trained of it: its
+optimizer groups, and the optimizers that it owns.
 """
 import functools
 import inspect
@@ -9,57 +9,28 @@ import types
 import torch
 
 from .errors import UserError, choose  # relative: hubconf.py loads this file under another package's name
-from .namespace import changed, unnoted
 
 PAIRS = ('npair', 'lifted')                           # miners of pairs; in the public code, they give three lists
 COSTLY = ('feature_maps', 'images', 'teacher_batch')  # inputs only for a criterion that asks for them
 
 
-def parts(opt):
-    """
-    One namespace per loss of the sum --loss a+b, with its own `loss` and `batch_mining`; one miner serves all losses.
-
-    Raises UserError where the numbers of losses and miners differ.
-    """
-    losses = opt.loss.split('+')
-    miners = unnoted(opt).batch_mining.split('+')
-    miners = miners * len(losses) if len(miners) == 1 else miners
-    if len(miners) != len(losses):
-        raise UserError(f'--batch_mining {opt.batch_mining}: give one miner, or one for each loss of --loss {opt.loss} '
-                        '(none where it needs none)')
-    return [changed(opt, loss=loss, batch_mining=miner) for loss, miner in zip(losses, miners, strict=True)]
-
-
 def finished(criterion):
     """
     Completes the criterion that a loss's file made: it ignores keywords that its `forward` does not take, and has
-    parameter_groups() and the attribute `takes`, the result of names_taken().
+    parameter_groups() and the attribute `takes`, the names of the keywords of its `forward`. If its constructor has set
+    the attribute `inputs`, that list replaces the COSTLY ones among them.
     """
-    taken = forward_parameters(criterion)
+    taken = inspect.signature(criterion.forward).parameters
     if not any(argument.kind is argument.VAR_KEYWORD for argument in taken.values()):
         criterion.register_forward_pre_hook(functools.partial(keep_keywords, {*taken}), with_kwargs=True)
     if not hasattr(criterion, 'parameter_groups'):
         criterion.parameter_groups = types.MethodType(own_groups, criterion)
-    criterion.takes = names_taken(criterion)
+    criterion.takes = {*taken}
+    if hasattr(criterion, 'inputs'):
+        for name in criterion.inputs:
+            choose(dict.fromkeys(COSTLY), name, f'self.inputs of {type(criterion).__module__}:')
+        criterion.takes = criterion.takes - {*COSTLY} | {*criterion.inputs}
     return criterion
-
-
-def forward_parameters(criterion):
-    """{name: inspect.Parameter} of what forward() takes of a criterion."""
-    return inspect.signature(criterion.forward).parameters
-
-
-def names_taken(criterion):
-    """
-    The names of the keywords that a criterion asks for: those of its `forward`. If its constructor has set the
-    attribute `inputs`, that list replaces the COSTLY ones among them.
-    """
-    names = {*forward_parameters(criterion)}
-    if not hasattr(criterion, 'inputs'):
-        return names
-    for name in criterion.inputs:
-        choose(dict.fromkeys(COSTLY), name, f'self.inputs of {type(criterion).__module__}:')
-    return names - {*COSTLY} | {*criterion.inputs}
 
 
 def keep_keywords(names, criterion, arguments, given):
@@ -90,8 +61,10 @@ def triplets_from_counts(positives, negatives):
 
 def from_columns(columns, batch):
     """
-    As from_tuple(), for columns given by a caller. If they list a pair several times, the masks are int64 and say how
-    often each pair counts. Raises ValueError for columns of different lengths, and for indices outside the batch.
+    Columns of indices: (anchors, positives, negatives) -> triplets [T, 3]; (anchors, positives, anchors, negatives),
+    for pairs -> masks of positive and negative pairs, bool [B, B], or int64 if a pair is listed several times, which
+    say how often each pair counts. Raises ValueError for columns of different lengths, and for indices outside the
+    batch.
     """
     columns = [as_indices(column, batch.device) for column in columns]
     lengths = [len(column) for column in columns]
@@ -120,20 +93,6 @@ def is_column(part):
     if isinstance(part, list):
         return not any(hasattr(number, '__len__') for number in part)
     return getattr(part, 'ndim', None) == 1
-
-
-def from_tuple(mined, batch):
-    """
-    What a miner of pytorch-metric-learning returns, tensors of int64 indices: (anchors, positives, negatives) ->
-    triplets [T, 3]; (anchors, positives, anchors, negatives), for pairs -> masks of positive and negative pairs, bool
-    [B, B].
-    """
-    if len(mined) == 3:
-        return torch.stack(mined, dim=1)
-    masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
-    masks[0][mined[:2]] = True
-    masks[1][mined[2:]] = True
-    return masks[0], masks[1]
 
 
 def masks_from_lists(anchors, positives, negatives, batch):
@@ -229,6 +188,38 @@ def fitted(loss, batchminer, name):
     return Miner(batchminer, name, takes_masks, use, getattr(loss, 'ACCEPTS_COUNTS', False))
 
 
+class MinerOfLists:
+    """A Miner as criteria of the public code call it: it returns a list of triples, or lists_from_masks."""
+
+    def __init__(self, miner):
+        self.miner = miner
+        self.name = miner.name
+
+    def __call__(self, batch, labels):
+        """labels [B]: a tensor on any device, an array or a list."""
+        mined = self.miner(batch, torch.as_tensor(labels, device=batch.device))
+        return lists_from_masks(*mined, self.name) if isinstance(mined, tuple) else mined.tolist()
+
+
+def lists_from_masks(positives, negatives, name):
+    """
+    Masks of positive and negative pairs, two bool [B, B] -> a list of A anchors, the indices of each anchor's
+    positives, and those of its negatives: lists of A arrays, or arrays [A, n] if every anchor has n. For the miner
+    npair, which gives one positive per anchor, the positives are a list of A indices.
+    """
+    def row_indices(mask):
+        rows = [row.nonzero()[:, 0] for row in mask[anchors]]
+        # torch takes a short list of arrays for a tuple of indices
+        return torch.stack(rows).numpy() if len({len(row) for row in rows}) == 1 else [row.numpy() for row in rows]
+
+    positives = positives.cpu()
+    negatives = negatives.cpu()
+    anchors = positives.any(dim=1).nonzero()[:, 0].tolist()
+    if name == 'npair':
+        return anchors, positives[anchors].int().argmax(dim=1).tolist(), row_indices(negatives)
+    return anchors, row_indices(positives), row_indices(negatives)
+
+
 def checked(mined, batch):
     """The tuples of a miner -> triplets or masks on the batch's device. Raises one of several errors for others."""
     if isinstance(mined, tuple) and all(getattr(mask, 'dtype', None) == torch.bool for mask in mined):
@@ -257,27 +248,27 @@ def described(value):
     return 'None' if value is None else type(value).__name__
 
 
-def parameter_groups(criterion):
-    """The optimizer groups of a criterion and the criteria inside it."""
-    return criterion.parameter_groups() if hasattr(criterion, 'parameter_groups') else own_groups(criterion)
-
-
-def own_groups(criterion, besides=None):
+def own_groups(criterion):
     """
-    A criterion's `optim_dict_list`, or one group of its parameters with its learning rate `lr`, without the parameters
-    of the criterion `besides` inside it, and without those that it trains by its own optimizers.
+    The optimizer groups of a criterion: its `optim_dict_list`, or one group of its parameters with its learning rate
+    `lr`, without those that it trains by its own optimizers; then the groups of the criterion inside it, if it is a
+    wrapper.
     """
-    elsewhere = {parameter for optimizer in optimizers(criterion) for group in optimizer.param_groups
-                 for parameter in group['params']}
     if hasattr(criterion, 'optim_dict_list'):
         return criterion.optim_dict_list
-    elsewhere |= {*besides.parameters()} if besides else set()
+    elsewhere = {parameter for optimizer in optimizers(criterion) for group in optimizer.param_groups
+                 for parameter in group['params']}
+    inside = []
+    if hasattr(criterion, 'criterion') and hasattr(criterion.criterion, 'parameter_groups'):
+        inside = criterion.criterion.parameter_groups()
+        elsewhere |= {*criterion.criterion.parameters()}
     own = [parameter for parameter in criterion.parameters() if parameter not in elsewhere]
-    trained = any(parameter.requires_grad for parameter in own)
-    if trained and not hasattr(criterion, 'lr'):
+    if not any(parameter.requires_grad for parameter in own):
+        return inside
+    if not hasattr(criterion, 'lr'):
         raise UserError(f'{type(criterion).__module__}.{type(criterion).__name__} has parameters, but neither a rate '
                         'self.lr nor optimizer groups self.optim_dict_list')
-    return [{'params': own, 'lr': criterion.lr}] if trained else []
+    return [{'params': own, 'lr': criterion.lr}, *inside]
 
 
 def optimizers(criterion):
