@@ -193,7 +193,7 @@ def test_thresholds_are_printed_stored_and_used(quick, run, tmp_path, capsys, mo
         assert after_training(folder, 'open_set', *flags) == 0
         out = capsys.readouterr().out
         assert re.search(rf'No threshold: the validation split has \d {kind} classes, such as class_', out)
-        assert 'threshold: ' not in out and out.endswith('open_set.json stays as it was\n')
+        assert '\nthreshold: ' not in out and out.endswith('open_set.json stays as it was\n')
         assert 'os_threshold' not in out and (folder / 'open_set.json').read_text() == stored, flags
     images = {'val': ['class_03', 'class_04'], 'test': ['class_00', 'class_07']}
     images = {split: argparse.Namespace(class_names=names) for split, names in images.items()}
