@@ -38,8 +38,6 @@ def build():
     output('--latex', metavar='FILE', help='write the table in LaTeX, for the package booktabs')
     output('--markdown', metavar='FILE', help='write the table in Markdown')
     output('--csv', metavar='FILE', help='write the table with all digits, and every test')
-    output('--rows', metavar='FILE',
-           help="write a CSV file with a line per ensemble: its metrics, and its first network's command and versions")
     return parser
 
 

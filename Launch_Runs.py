@@ -26,8 +26,7 @@ def build():
         help='leave out the lines that main.py would refuse, and name them; by default such a line stops everything')
     slots.add_flags(parser)
     add('--dry_run', action='store_true', help='check every line, print what would be done with it, and train nothing')
-    add('--status', action='store_true',
-        help='print a table of all runs, and train nothing; on a terminal the table is kept up to date')
+    add('--status', action='store_true', help='print a table of all runs, and train nothing')
     add('--line', metavar='ARGUMENTS',
         help='train one run in the foreground, given by the arguments of main.py in quotes instead of a script')
     add = parser.add_argument_group(SLURM).add_argument
@@ -81,7 +80,7 @@ def launch(opt, more):
     if opt.dry_run:
         return status.dry_run(runs)
     if opt.status:
-        return status.show(lambda: status.table(runs))
+        return status.show(runs)
     if opt.slurm:
         return slurm.submit(opt, runs)
     return local.launch(runs, at_once)

@@ -4,17 +4,18 @@ import torch
 
 # name: images, classes, images of the largest class, queries (0: every image is a query, and all others its gallery)
 SIZES = {'CUB': (5924, 100, 60, 0), 'Cars': (8131, 98, 97, 0), 'In-Shop': (26830, 3985, 30, 14218),
-         'SOP': (60502, 11316, 12, 0), 'SOP/3': (20167, 3772, 12, 0)}
+         'SOP': (60502, 11316, 12, 0)}
+RECALL = 0.53                                              # approximate recall at 1 of the embeddings
 
 
-def embeddings(n, n_classes, largest, n_queries, dim, recall):
+def embeddings(n, n_classes, largest, n_queries, dim):
     """
     Args:
         n:         number of images, in `n_classes` classes of 2 to `largest` images.
         n_queries: number of queries, whose gallery are the other images; 0: each image is a query against all others.
-        recall:    approximate recall at 1, from 0.3 to 0.99, by which the distances from the centres are chosen.
 
-    Returns: [n, dim] float32 of norm 1 around random class centres, labels [n], and None or [n] bool: the queries.
+    Returns: [n, dim] float32 of norm 1 around random class centres, at distances that give RECALL, labels [n], and None
+    or [n] bool: the queries.
     """
     random = np.random.default_rng(0)
     sizes = np.full(n_classes, 2)
@@ -30,7 +31,7 @@ def embeddings(n, n_classes, largest, n_queries, dim, recall):
         points = np.float32(spread) * noise
         points += centres[labels]
         points /= np.linalg.norm(points, axis=1, keepdims=True)
-        low, high = (spread, high) if recall_at_1(points, labels, is_query) > recall else (low, spread)
+        low, high = (spread, high) if recall_at_1(points, labels, is_query) > RECALL else (low, spread)
     return torch.from_numpy(points), labels, is_query
 
 

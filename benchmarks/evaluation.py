@@ -3,7 +3,7 @@ CPU time and peak memory of the retrieval metrics on random embeddings clustered
 pytorch-metric-learning. All run in turn in one process with one thread. Times are medians of time.process_time; memory
 does not include the embeddings.
 
-OMP_NUM_THREADS=1 python -m benchmarks.evaluation [--sizes CUB ...] [--dims 128 512] [--recall 0.53]
+OMP_NUM_THREADS=1 python -m benchmarks.evaluation [--sizes CUB ...] [--dims 128 512]
 """
 import argparse
 import itertools
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 import evaluation
-from benchmarks import Row
 from benchmarks.embeddings import SIZES, embeddings
 from benchmarks.measure import measure
 from utilities import libraries
@@ -21,10 +20,9 @@ from utilities import libraries
 SHORT = ['precision_at_1', 'r_precision', 'map_at_r']
 DEEP = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'mAP_1000', 'mAP']
 NEIGHBOURS = 14              # number of neighbours that faiss finds: two more than the largest class of SOP has images
-# targets at RECALL: SHORT is so many times as fast as AccuracyCalculator; DEEP takes at most DEEP_TARGET faiss searches
-SHORT_TARGETS = {'CUB': 1.5, 'Cars': 1.7, 'In-Shop': 1.8, 'SOP': 2.5, 'SOP/3': 2.5}
+# targets: SHORT is so many times as fast as AccuracyCalculator; DEEP takes at most DEEP_TARGET faiss searches
+SHORT_TARGETS = {'CUB': 1.5, 'Cars': 1.7, 'In-Shop': 1.8, 'SOP': 2.5}
 DEEP_TARGET = 1.1
-RECALL = 0.53
 
 
 def interleaved(contenders, rounds):
@@ -66,61 +64,42 @@ def peers(points, labels, is_query=None):
     return {'faiss': search, 'PML': lambda: calculator.get_accuracy(points[queries], targets[queries], *reference)}
 
 
-def ranking_row(size, dim, recall, rounds):
-    """(seconds, MB: {name: number} of the peers, `short` and `deep`, the metrics of SHORT and DEEP; recall at 1)."""
-    points, labels, is_query = embeddings(*size, dim, recall)
+def ranking_row(size, dim, rounds):
+    """(seconds, MB): {name: number} of the peers, `short` and `deep`, the metrics of SHORT and DEEP."""
+    points, labels, is_query = embeddings(*size, dim)
     found = interleaved(peers(points, labels, is_query) | {
         'short': lambda: evaluation.compute(SHORT, points, labels, is_query),
         'deep': lambda: evaluation.compute(DEEP, points, labels, is_query)}, rounds)
     seconds = {name: pair[0] for name, pair in found.items()}
     peaks = {name: pair[1] for name, pair in found.items()}
-    measured = evaluation.compute(['precision_at_1'], points, labels, is_query)['precision_at_1']
-    return seconds, peaks, measured
+    return seconds, peaks
 
 
 def print_table(options):
     print(f'short: {", ".join(SHORT)}. deep: {", ".join(DEEP)}.\nfaiss: a flat search of {NEIGHBOURS} neighbours. '
           'PML: AccuracyCalculator, k = max_bin_count, for short.')
-    print('| images x dim | R@1 | faiss | PML | short | deep | PML / short | at least | '
+    print('| images x dim | faiss | PML | short | deep | PML / short | at least | '
           f'deep / faiss, at most {DEEP_TARGET} | MB: faiss / PML / short / deep |')
     for name, dim in itertools.product(options.sizes, options.dims):
         rounds = 5 if SIZES[name][0] < 50_000 else 2
-        seconds, peaks, measured = ranking_row(SIZES[name], dim, options.recall, rounds)
+        seconds, peaks = ranking_row(SIZES[name], dim, rounds)
         times = ' | '.join(f'{time:.2f}' for time in seconds.values())
         memory = ' / '.join(f'{peak:,.0f}' for peak in peaks.values())
-        print(f'| {name} x {dim} | {measured:.2f} | {times} | '
+        print(f'| {name} x {dim} | {times} | '
               f'{seconds["PML"] / seconds["short"]:.2f} | {SHORT_TARGETS[name]} | '
               f'{seconds["deep"] / seconds["faiss"]:.2f} | {memory} |', flush=True)
 
 
-def short():
-    """CUB and a third of SOP."""
-    one_thread()
-    for name, rounds in (('CUB', 5), ('SOP/3', 3)):
-        seconds, _, _ = ranking_row(SIZES[name], 128, RECALL, rounds)
-        job = f'metrics, {name} x 128, R@1 {RECALL}'
-        yield Row(f'short {job}; AccuracyCalculator', seconds['short'], seconds['PML'], 1 / SHORT_TARGETS[name])
-        yield Row(f'deep {job}; faiss search of {NEIGHBOURS}', seconds['deep'], seconds['faiss'], DEEP_TARGET)
-
-
-def one_thread():
-    """Lets torch and faiss compute with one thread; the version of faiss."""
-    import faiss
-    torch.set_num_threads(1)
-    faiss.omp_set_num_threads(1)
-    return faiss.__version__
-
-
 def main():
+    import faiss
     parser = argparse.ArgumentParser(prog='benchmarks.evaluation', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--sizes', nargs='+', choices=SIZES, default=list(SIZES), help='data sets')
     parser.add_argument('--dims', nargs='+', type=int, default=[128, 512], help='dimensions of the embeddings')
-    parser.add_argument('--recall', type=float, default=RECALL, help='recall at 1 of the embeddings, from 0.3 to 0.99')
     options = parser.parse_args()
-    if not 0.3 <= options.recall <= 0.99:
-        parser.error(f'--recall {options.recall}: expected a number from 0.3 to 0.99')
-    print(f'torch {torch.__version__}, numpy {np.__version__}, faiss {one_thread()}, one thread')
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    print(f'torch {torch.__version__}, numpy {np.__version__}, faiss {faiss.__version__}, one thread')
     print_table(options)
 
 

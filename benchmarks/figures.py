@@ -1,4 +1,4 @@
-"""Measures benchmarks in processes of their own, and prints their rows as a table."""
+"""The table of benchmarks.gpu: measures its parts in processes of their own, and prints their rows."""
 import contextlib
 import json
 import os
@@ -10,8 +10,8 @@ import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks import Row
 from utilities import stopping
 from utilities.errors import RunFailed, UserError
 from utilities.machine import processor
@@ -21,7 +21,22 @@ ROOT = Path(__file__).parents[1]
 PEERS = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'pytorch-metric-learning')
 
 
-def machine(threads, device=None):
+class Row(NamedTuple):
+    """
+    A line of the table: ours should take at most `target` times as much as the peer.
+
+    job:    the measured function, its sizes, and the peer.
+    ours:   median, in seconds unless the job names another unit; the smaller the better.
+    peer:   the same for the peer, measured in turn with ours.
+    target: the largest ratio ours / peer that meets the target.
+    """
+    job: str
+    ours: float
+    peer: float
+    target: float
+
+
+def machine(threads, device):
     """The machine and the versions that rows depend on, in one line."""
     parts = [processor(), f'{os.cpu_count()} cores', f'threads: {threads}', f'Python {platform.python_version()}']
     if device:

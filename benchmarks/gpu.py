@@ -28,9 +28,10 @@ import torch
 from PIL import Image
 
 import evaluation
-from benchmarks import Row, figures, step
+from benchmarks import figures, step
 from benchmarks.embeddings import SIZES, embeddings
 from benchmarks.evaluation import peers
+from benchmarks.figures import Row
 from evaluation import clustering
 from utilities import errors, stopping
 from utilities.errors import RunFailed, UserError
@@ -38,7 +39,6 @@ from utilities.errors import RunFailed, UserError
 ROOT = Path(__file__).parents[1]
 COMPILING = 60               # seconds that compiling a step may take
 N_PROCESSES = 2
-RECALL = 0.53
 METRICS = ['precision_at_1', 'r_precision', 'map_at_r', 'e_recall@10', 'e_recall@1000', 'mAP']
 TOLERANCE = 1e-6             # largest difference of a metric on the GPU from the CPU's
 SYNCHRONISED = 'called a synchronizing CUDA operation'               # torch's words
@@ -145,7 +145,7 @@ def seconds_of_epochs(run, folder, n):
 def ranking(run):
     """Ranking on the GPU, beside AccuracyCalculator, faiss, and the CPU, which must give the same metrics."""
     for dim in run.dims:
-        points, labels, _ = embeddings(*run.size, dim, RECALL)
+        points, labels, _ = embeddings(*run.size, dim)
         moved = points.to(run.device)
         job = f'ranking, {len(points):,} x {dim}'
         ours, found = timed(partial(evaluation.compute, METRICS, moved, labels, backend='torch'), 3)
@@ -170,7 +170,7 @@ def libraries(moved, labels):
 def clusters(run):
     """k-means on the GPU, beside the CPU, which uses faiss if it is installed."""
     for dim in run.dims:
-        points, labels, _ = embeddings(*run.size, dim, RECALL)
+        points, labels, _ = embeddings(*run.size, dim)
         k = int(labels.max()) + 1
         ours, _ = timed(partial(clustering.kmeans_torch, points.to(run.device), k, 0), 3)
         peer, _ = timed(partial(clustering.kmeans, points, k, 0))

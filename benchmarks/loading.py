@@ -3,9 +3,8 @@ Images per second of one core, from the file to the batch, augmented by random c
 with the usual pipelines: Pillow with torchvision's transforms v2, and with timm's; torchvision's decoder with v2. All
 run in turn in one process with one thread, on the same crops. Ours gives uint8 images, the others normalised float32.
 
-OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.loading [--rounds 9]
+OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.loading
 """
-import argparse
 import tempfile
 import time
 from functools import partial
@@ -24,7 +23,6 @@ from torchvision.transforms import v2
 
 import configuration
 import datasets
-from benchmarks import Row
 from datasets import decoding
 from datasets.loading import Loader
 from utilities.text_tables import markdown
@@ -53,7 +51,7 @@ def write_photos(folder, n_images, n_tiles, side):
 
 # {name: number of images; number of tiles, and width of each}
 KINDS = {'photos of 500 x 375': (48, 1, 500), 'photos of 2,000 x 1,500': (8, 2, 1000)}
-TARGET = 1.1                                           # times as fast as the fastest of Pillow's pipelines
+ROUNDS = 9                                             # timed passes of each pipeline
 
 
 class Files(torch.utils.data.Dataset):
@@ -92,22 +90,18 @@ def read_by_torchvision(path):
     return decode_image(read_file(str(path)), ImageReadMode.RGB)
 
 
-def ours(source):
+def pipelines(source):
+    """{name: data set}"""
     opt = configuration.parse(['--dataset', 'folder', '--source_path', str(source), '--split_scheme', 'half',
                                '--test_size', '0'])
     opt.device = torch.device('cpu')
-    return datasets.select(opt, SIZE).train
-
-
-def pipelines(source):
-    """{name: data set}"""
     paths = sorted(source.glob('images/*/*'))
     found = {name: Files(paths, load) for name, load in usual_pipelines().items()}
-    found['ours'] = ours(source)
+    found['ours'] = datasets.select(opt, SIZE).train
     return found
 
 
-def measure(folder, kind, rounds):
+def measure(folder, kind):
     """{name: median processor time per image in seconds}. Each round has other crops, the same for all pipelines."""
     source = Path(folder) / kind
     (source / 'images' / 'class').mkdir(parents=True)
@@ -117,7 +111,7 @@ def measure(folder, kind, rounds):
     n_images = len(next(iter(sets.values())))
     functions = {name: partial(list, Loader(images, batch_sampler=batches)) for name, images in sets.items()}
     times = {name: [] for name in functions}
-    for number in range(rounds):
+    for number in range(ROUNDS):
         items = [(i, 1000 * i + number) for i in range(n_images)]
         batches[:] = [items[start:start + BATCH] for start in range(0, n_images, BATCH)]
         for name, function in functions.items():
@@ -127,31 +121,14 @@ def measure(folder, kind, rounds):
     return {name: median(taken) for name, taken in times.items()}
 
 
-def fastest_peer(seconds, libraries=('Pillow', 'torchvision')):
-    return min(seconds[name] for name in usual_pipelines() if name.startswith(libraries))
-
-
-def short():
-    """This program's pipeline."""
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        for kind in KINDS:
-            seconds = measure(folder, kind, 9)
-            yield Row(f'loading {kind}; the fastest usual pipeline of Pillow', seconds['ours'],
-                      fastest_peer(seconds, 'Pillow'), 1 / TARGET)
-
-
 def main():
-    parser = argparse.ArgumentParser(prog='benchmarks.loading')
-    parser.add_argument('--rounds', type=int, default=9, help='number of timed passes of each')
-    rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     print(f'torch {torch.__version__}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}; processor time '
-          f'per image, median of {rounds} interleaved passes')
+          f'per image, median of {ROUNDS} interleaved passes')
     with tempfile.TemporaryDirectory() as folder:
         for kind in KINDS:
-            medians = measure(folder, kind, rounds)
-            peer = fastest_peer(medians)
+            medians = measure(folder, kind)
+            peer = min(medians[name] for name in usual_pipelines())
             print(f'\n{kind}\n' + markdown(['', 'ms', 'images/s', 'x the fastest peer'], [
                 [name, f'{seconds * 1e3:.2f}', f'{1 / seconds:.0f}', f'{peer / seconds:.2f}']
                 for name, seconds in medians.items()]), flush=True)

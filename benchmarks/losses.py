@@ -17,7 +17,6 @@ import batch_mining
 import criteria
 import parameters
 from batch_mining.random_triplets import random_triplets
-from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
 from utilities import libraries
 from utilities.machine import processor
@@ -240,15 +239,6 @@ def row(name, n_samples, dim, n_classes=None):
         cells += [f'{found[side] / unit:,.2f}' if side in found else '-' for side in ('ours', 'theirs')]
         cells.append(f'{found["ours"] / found["theirs"]:.2f}' if 'theirs' in found else '-')
     return cells
-
-
-def short():
-    """Eight losses at 112 samples, against the library's."""
-    torch.set_num_threads(1)
-    for name in ('triplet, given', 'margin, given', 'contrastive, all', 'multisimilarity', 'npair, pairs',
-                 'softtriplet', 'proxyanchor', 'arcface'):
-        seconds, _ = compare(name, 112, 128)
-        yield Row(f'loss {name}, 112 x 128; pytorch-metric-learning', seconds['ours'], seconds['theirs'], 1.0)
 
 
 def main():

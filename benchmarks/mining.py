@@ -1,18 +1,15 @@
 """
 Processor time and memory of the miners, next to pytorch-metric-learning's miners for the same rule.
 
-python -m benchmarks.mining [--batches 112 512 2048]
+python -m benchmarks.mining
 """
-import argparse
 import functools
-import sys
 import warnings
 
 import torch
 
 import batch_mining
 import parameters
-from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
 from utilities import libraries
 from utilities.machine import processor
@@ -52,25 +49,13 @@ def measure(n_classes, n_samples, dim):
                {side: peak_memory(call) for side, call in calls.items()})
 
 
-def short():
-    """The miners that have a counterpart, at 112 samples."""
-    torch.set_num_threads(1)
-    warnings.simplefilter('ignore')
-    for name, theirs, seconds, _ in measure(*SHAPES[0], DIMENSIONS[0]):
-        if theirs:
-            yield Row(f'miner {name}, 112 x 128; {theirs}', seconds['ours'], seconds['theirs'], 1.0)
-
-
-def main(arguments):
-    parser = argparse.ArgumentParser(prog='benchmarks.mining', description=__doc__)
-    parser.add_argument('--batches', nargs='+', type=int, default=[n * k for n, k in SHAPES], help='batch sizes')
-    options = parser.parse_args(arguments)
+def main():
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')                        # the other library warns of divisions by zero
     print(f'torch {torch.__version__}, {processor()}, one thread, medians of processor time')
     rows = []
     for n_classes, n_samples in SHAPES:
-        for dim in DIMENSIONS if n_classes * n_samples in options.batches else ():
+        for dim in DIMENSIONS:
             for name, theirs, seconds, peaks in measure(n_classes, n_samples, dim):
                 cells = {side: [f'{taken * 1e3:.2f}', f'{peaks[side] / 1e6:.1f}'] for side, taken in seconds.items()}
                 ratio = f'{seconds["theirs"] / seconds["ours"]:.1f}' if theirs else ''
@@ -80,4 +65,4 @@ def main(arguments):
 
 
 if __name__ == '__main__':
-    main(sys.argv[1:])
+    main()

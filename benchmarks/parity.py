@@ -2,7 +2,7 @@
 Which parts of a public code base work here unedited: criteria, miners, samplers and networks that are written for the
 public code of Roth et al.
 
-python -m benchmarks.parity FOLDER [FOLDER ...] [FLAGS OF main.py]
+python -m benchmarks.parity FOLDER [FLAGS OF main.py]
 
 FOLDER is a checkout with the folders criteria, batch_mining or batchminer, datasampler, architectures, or some of them.
 Each file is registered in a process of its own. If this program has a part of the same name, the file is registered as
@@ -101,23 +101,22 @@ def outcome(*arguments):
 def main(arguments):
     parser = argparse.ArgumentParser(prog='benchmarks.parity', allow_abbrev=False,
                                      description=__doc__.split('\n\n')[0].strip())
-    parser.add_argument('folders', nargs='+', type=Path, metavar='FOLDER')
+    parser.add_argument('folder', type=Path, metavar='FOLDER')
     opt, flags = parser.parse_known_args(arguments)
-    checkouts = {folder: find_parts(folder.resolve()) for folder in opt.folders}
+    found = find_parts(opt.folder.resolve())
     preload()
     with tempfile.TemporaryDirectory() as scratch:
         draw_classes(Path(scratch) / 'data' / 'images', 12, 6)
         own = ['--source_path', f'{scratch}/data', '--save_path', f'{scratch}/runs', *flags]
-        for folder, found in checkouts.items():
-            for name, files in found.items():
-                failed = {}
-                for file in files:
-                    reason = outcome(PACKAGES[name], file, own, f'{scratch}/downloads')
-                    if reason:
-                        failed[file.name] = reason
-                print(f'{folder / name}: {len(files) - len(failed)} of {len(files)}')
-                for file, reason in failed.items():
-                    print(f'  {file}: {reason}', flush=True)
+        for name, files in found.items():
+            failed = {}
+            for file in files:
+                reason = outcome(PACKAGES[name], file, own, f'{scratch}/downloads')
+                if reason:
+                    failed[file.name] = reason
+            print(f'{opt.folder / name}: {len(files) - len(failed)} of {len(files)}')
+            for file, reason in failed.items():
+                print(f'  {file}: {reason}', flush=True)
 
 
 if __name__ == '__main__':

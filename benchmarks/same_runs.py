@@ -136,16 +136,12 @@ def compare(folder, names):
     return bool(different)
 
 
-def parse():
+def run():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('action', choices=['record', 'compare'])
     parser.add_argument('folder', type=Path)
     parser.add_argument('--only', nargs='+', metavar='WORD', help='runs whose names have one of these words')
-    return parser.parse_args()
-
-
-def run():
-    opt = parse()
+    opt = parser.parse_args()
     os.environ['WANDB_MODE'] = 'offline'
     preload()
     if opt.action == 'record':

@@ -24,7 +24,6 @@ import batch_mining
 import configuration
 import criteria
 import optimization
-from benchmarks import Row
 from benchmarks.measure import peak_memory
 from parts import Parts
 from training_step import TrainingStep
@@ -172,14 +171,6 @@ def measure_processes(n, flags):
 
 def line(name, seconds, ratio, n_images, memory):
     print(f'{name:<38}{seconds * 1e3:>10.1f}{ratio:>8.2f}{n_images / seconds:>12.0f}{memory:>12.0f}', flush=True)
-
-
-def short():
-    """A training step with a small network, against a bare loop."""
-    torch.set_num_threads(1)
-    case = Case(['--bs', '32'])
-    seconds = median(measure({'plain step': case.step})['plain step'])
-    yield Row('training step, 32 images of 32 pixels; bare loop', seconds, bare_loop(['--bs', '32'])[0], 1.05)
 
 
 def main(flags):

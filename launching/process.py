@@ -22,7 +22,6 @@ MAIN = Path(__file__).resolve().parents[1] / 'main.py'
 EXIT = 'Launch_Runs.py: exit code'                                # the last line of a log whose run has ended
 STARTED = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ')           # the first line of each process in the log
 SENTENCE = re.compile(r'main\.py: (?:error|the run failed): (.+)')
-ERROR = re.compile(r'([\w.]*(?:Error|Exception|Interrupt)(?:: .+)?)$')            # the last line of a traceback
 STOPPED = 130                                                     # exit code of a run that was interrupted
 GRACE = 60                                                        # seconds for an interrupted run to end by itself
 
@@ -105,18 +104,12 @@ def last_lines(run):
 
 
 def reason(run):
-    """
-    Why the last process of the run failed, from its log: the error sentence of main.py, or the last line of the
-    traceback, or else the last line.
-    """
+    """Why the last process of the run failed, from its log: the error sentence of main.py, or else the last line."""
     printed = printed_lines(run)
     started = max((number for number, line in enumerate(printed) if STARTED.match(line)), default=-1)
     printed = printed[started + 1:] or ['it printed nothing']
-    for pattern in (SENTENCE, ERROR):
-        found = [match[1] for match in map(pattern.match, printed) if match]
-        if found:
-            return found[-1]
-    return printed[-1].strip()
+    sentences = [match[1] for match in map(SENTENCE.match, printed) if match]
+    return (sentences or printed)[-1].strip()
 
 
 def printed_lines(run):

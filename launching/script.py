@@ -13,24 +13,27 @@ from utilities.files import write_text
 
 MARKER = '# Launch_Runs.py executes this script with --list'       # the second line of a script that may be executed
 NAME = r'[A-Za-z_][A-Za-z_0-9]*'
-ASSIGNMENT = re.compile(rf'({NAME})=')
-VARIABLE = rf'\$(?:({NAME})|\{{({NAME})\}})'
-ARGUMENT = re.compile(r'\$(\d|\{\d+\})')                          # an argument of the script
-PIECE = re.compile(rf"""
-    (?P<heading>^[ \t]*{'"' * 3}[^\n]*{'"' * 3}[ \t]*$)             # in the scripts of the public code
-  | (?P<joined>\\\n)
+VARIABLE = rf'\$(?:{NAME}|\{{{NAME}\}})'
+ASSIGNMENT = re.compile(rf'({NAME})=(.*)', re.DOTALL)
+ARGUMENT = re.compile(r'"?\$(\d|\{\d+\})"?')                     # an argument of the script
+TOKEN = re.compile(r"""
+    (?P<heading>^[ \t]*"{3}[^\n]*"{3}[ \t]*$)                    # in the scripts of the public code
+  | (?P<blank>[ \t]+|\\\n)
   | (?P<comment>\#[^\n]*)
-  | (?P<blank>[ \t]+)
   | (?P<end>\n)
-  | (?P<single>'[^']*')
-  | (?P<double>"(?:[^"\\]|\\.|\\\n)*")
-  | (?P<escaped>\\.)
-  | (?P<variable>{VARIABLE})
-  | (?P<plain>[^\s'"\\$]+|.)
-""", re.VERBOSE | re.MULTILINE)
-IN_DOUBLE_QUOTES = re.compile(rf'\\(?P<escaped>[$`"\\\n])|{VARIABLE}|(?P<shell>[$`])')
-SHELL = re.compile(r'[;&|<>()$`\\]|[=:]~|^~(?!/|$)')                # text that only a shell can interpret
-FILES = re.compile(r'[*?[]|\{.*(,|\.\.).*\}')                     # text that a shell replaces by words
+  | (?P<word>(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+)
+  | (?P<open>.)
+""", re.VERBOSE | re.MULTILINE | re.DOTALL)
+PIECE = re.compile(rf"""
+    '(?P<single>[^']*)'
+  | "(?P<double>(?:[^"\\]|\\.)*)"
+  | \\(?P<escaped>.)
+  | (?P<bare>{VARIABLE})
+  | (?P<home>^~(?=/|$))
+  | (?P<shell>[;&|<>()$`*?\[{{~])                                 # what only a shell can interpret
+  | (?P<plain>.)
+""", re.VERBOSE | re.DOTALL)
+IN_DOUBLE_QUOTES = re.compile(rf'\\(?P<escaped>[$`"\\\n])|(?P<variable>{VARIABLE})|(?P<shell>[$`])')
 
 
 def commands(file):
@@ -41,7 +44,7 @@ def commands(file):
     its commands. No other file is executed: its lines are commands `python main.py ...`, assignments NAME=VALUE,
     comments, and headings within three double quotes. Words, quotes and variables are read as bash reads them. $NAME is
     replaced by the value that the file has assigned to it, otherwise by the variable of the environment. Raises
-    UserError for any other line, and for what a shell would replace by the names of files or by several words.
+    UserError for any other line, and for words that only a shell can interpret.
     """
     text = read(file)
     first, _, rest = text.partition('\n')
@@ -49,7 +52,7 @@ def commands(file):
         text = listed_by(file)
     found = []
     assigned = {}
-    for number, words in lines_of_words(text):
+    for number, words in lines_of_words(text, file):
         arguments = main_arguments(words, assigned, f'{file}, line {number}')
         if arguments is not None:
             found.append(arguments)
@@ -86,123 +89,88 @@ def listed_by(file):
     return listed
 
 
-def lines_of_words(text):
-    """
-    Yields (number, words) for each line, joined to the next one where it ends with a backslash or within quotes. A
-    word is a list of pieces: (kind, a name of a group in PIECE; text).
-    """
-    position = 0
-    number = lines = 1                # the line that words begin in, and the lines so far
+def lines_of_words(text, file):
+    """Yields (number, words as they are written) for each line with words, joined to the next one by a backslash."""
     words = []
-    word = []
-    while position < len(text):
-        piece = PIECE.match(text, position)
-        kind = piece.lastgroup
-        part = piece[0]
-        if kind == 'comment' and word:                            # within a word
-            kind = 'plain'
-            part = '#'
-        position += len(part)
-        lines += part.count('\n')
-        if kind in ('blank', 'end') and word:
-            words.append(word)
-            word = []
-        if kind == 'end':
-            yield number, words
-            number = lines
+    for token in TOKEN.finditer(text):
+        if token['word'] or token['open']:
+            number = 1 + text.count('\n', 0, (words or [token])[0].start())
+        if token['open']:
+            raise UserError(f'{file}, line {number}: a quotation or a backslash without its end')
+        if token['word']:
+            words.append(token)
+        elif token['end'] and words:
+            yield number, [word[0] for word in words]
             words = []
-        elif kind in ('single', 'double', 'escaped', 'variable', 'plain'):
-            word.append((kind, part))
-    yield number, [*words, word] if word else words
+    if words:
+        yield number, [word[0] for word in words]
 
 
 def main_arguments(words, assigned, where):
     """
-    The arguments of main.py in a line, given as its words; None for a line that is no command.
+    The arguments of main.py in a line, given as its words; None for an assignment.
 
     assigned: {name: value} of the lines before, to which an assignment is added. where: names the line in errors.
     """
-    if not words:
-        return None
-    written = [''.join(text for _, text in word) for word in words]
-    kind, start = words[-1][0]
-    assignment = kind == 'plain' and written[:-1] in ([], ['export']) and ASSIGNMENT.match(start)
-    if assignment:
-        name = assignment[1]
-        value = [(kind, start[assignment.end():]), *words[-1][1:]]
+    assignment = ASSIGNMENT.fullmatch(words[-1])
+    if assignment and words[:-1] in ([], ['export']):
+        name, value = assignment.groups()
         # an argument of the script is taken from the environment, under the name that it is assigned to
-        if ARGUMENT.fullmatch(written[-1][assignment.end():].strip('"')):
-            value = [('variable', f'${name}')]
-        quoted = [('double', f'"{text}"') if kind == 'variable' else (kind, text) for kind, text in value]
-        assigned[name] = ''.join(expanded(quoted, assigned, where))           # the value of a variable is not divided
+        value = f'${name}' if ARGUMENT.fullmatch(value) else value
+        assigned[name] = text_of(value, assigned, where, is_divided=False)
         return None
-    if not written[0].split('/')[-1].startswith('python') or written[1:2] not in (['main.py'], ['./main.py']):
-        raise UserError(f'{where}: expected python main.py ..., not {" ".join(written[:3])}; a script with loops must '
+    if not words[0].split('/')[-1].startswith('python') or words[1:2] not in (['main.py'], ['./main.py']):
+        raise UserError(f'{where}: expected python main.py ..., not {" ".join(words[:3])}; a script with loops must '
                         f'print its commands when it is given --list, and have the second line "{MARKER}" '
                         '(docs/run_scripts.md)')
-    return [part for word in words[2:] for part in expanded(word, assigned, where)]
+    arguments = []
+    for word in words[2:]:
+        if re.fullmatch(f'(?:{VARIABLE})+', word):                    # outside quotes: several words, or none
+            arguments += text_of(word, assigned, where, is_divided=False).split()
+        else:
+            arguments.append(text_of(word, assigned, where))
+    return arguments
 
 
-def expanded(word, assigned, where):
+def text_of(word, assigned, where, is_divided=True):
     """
-    The words that bash makes of a word: several or none where the value of a variable outside quotes has blanks or is
-    empty. Raises UserError for a word that only a shell can read.
+    A word without its quotes, with the values of its variables. Raises UserError if only a shell can interpret it.
+
+    is_divided: whether bash would divide the value of a variable outside quotes at its blanks.
     """
-    written = ''.join(text for _, text in word)
-    bare = ''.join(text if kind == 'plain' else '\0' for kind, text in word)          # the text outside quotes
-    if '"' in bare or "'" in bare:
-        raise UserError(f'{where}: no closing quotation')
-    refuse_shell(SHELL.search(bare), written, where)
-    if FILES.search(bare):
-        raise UserError(f'{where}: a shell would replace {written} by names of files or by several words; write it in '
-                        'quotes')
-    if bare.startswith('~'):
-        word = [('double', '"$HOME"'), ('plain', word[0][1][1:]), *word[1:]]
-    found = []
-    current = None
-    for kind, text in word:
-        if kind != 'variable':
-            current = (current or '') + unquoted(kind, text, assigned, where)
-            continue
-        value = unquoted('double', f'"{text}"', assigned, where)
-        if re.search('[*?[]', value):
-            raise UserError(f'{where}: a shell may replace the value of {text}, {value}, by names of files; write '
-                            f'"{text}"')
-        for part in filter(None, re.split(r'([ \t\n]+)', value)):
-            if part[0] not in ' \t\n':
-                current = (current or '') + part
-            elif current is not None:
-                found.append(current)
-                current = None
-    return found if current is None else [*found, current]
-
-
-def unquoted(kind, text, assigned, where):
-    """The text of a piece without its quotes, with the values of the variables within double quotes."""
-    def value(match):
-        if match['escaped']:
-            return match['escaped'].strip('\n')
-        refuse_shell(match['shell'], text, where)
-        name = match[2] or match[3]
+    def value_of(variable):
+        name = variable.strip('${}')
         found = assigned.get(name, os.environ.get(name))
         if found is None:
             raise UserError(f'{where}: ${name} has no value; set it in the file, or in the environment, as in: '
                             f'{name}=VALUE python Launch_Runs.py ...')
         return found
 
-    if kind == 'double':
-        return IN_DOUBLE_QUOTES.sub(value, text[1:-1])
-    return {'single': text[1:-1], 'escaped': text[1:], 'plain': text}[kind]
+    def unquoted(piece):
+        kind = piece.lastgroup
+        text = piece[kind]
+        if kind == 'double':
+            return IN_DOUBLE_QUOTES.sub(unquoted, text)
+        if kind == 'home':
+            return value_of('$HOME')
+        if kind == 'variable':
+            return value_of(text)
+        if kind == 'bare':
+            value = value_of(text)
+            if re.search(r'[\s*?[]' if is_divided else r'[*?[]', value):
+                raise UserError(f'{where}: a shell may replace the value of {text}, {value}, by several words; write '
+                                f'"{text}"')
+            return value
+        if kind == 'shell' and ARGUMENT.search(word):
+            raise UserError(f'{where}: {ARGUMENT.search(word)[0]} is an argument of a script, and this file is not '
+                            'executed; write a variable such as $gpu, and set it in the environment, as in: gpu=0 '
+                            'python Launch_Runs.py ...')
+        if kind == 'shell':
+            raise UserError(f'{where}: only a shell can interpret {word}; write a plain command, with such text in '
+                            'quotes')
+        return text.strip('\n') if kind == 'escaped' else text
 
-
-def refuse_shell(found, written, where):
-    """Raises UserError if something is found in a word that only a shell can interpret."""
-    argument = ARGUMENT.search(written)
-    if found and argument:
-        raise UserError(f'{where}: {argument[0]} is an argument of a script, and this file is not executed; write a '
-                        'variable such as $gpu, and set it in the environment, as in: gpu=0 python Launch_Runs.py ...')
-    if found:
-        raise UserError(f'{where}: only a shell can interpret {written}; write plain commands, or set the variable')
+    return PIECE.sub(unquoted, word)
 
 
 def write(file, runs):

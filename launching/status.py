@@ -1,17 +1,13 @@
 """How far the runs of a script are, read from their run folders and logs."""
 import argparse
 import collections
-import sys
 
 from datasets import DATASETS
 from launching import process
 from records import reading
 from records.columns import Column
-from utilities import stopping
 from utilities.errors import UserError
 from utilities.text_tables import aligned
-
-REFRESH = 2                                                       # seconds between tables on a terminal
 
 
 def dry_run(runs):
@@ -52,19 +48,8 @@ def problem_of_data(opt):
         return str(problem)
 
 
-def show(table):
-    """Prints table(), (text, whether all is done); on a terminal, again every REFRESH seconds until all is done."""
-    while True:
-        text, is_done = table()
-        is_terminal = sys.stdout.isatty()
-        print(('\033[2J\033[H' if is_terminal else '') + text, flush=True)
-        if is_done or not is_terminal:
-            return
-        stopping.sleep(REFRESH)
-
-
-def table(runs):
-    """(the table as text, whether all runs are finished)"""
+def show(runs):
+    """Prints a table of the runs, and the last lines of those that failed."""
     states = []
     cells = [['run', 'state', 'epoch', 'score']]
     failed = []
@@ -77,13 +62,14 @@ def table(runs):
             failed += [f'{run.name} failed, {run.log} ends with', process.last_lines(run)]
     counts = collections.Counter(states)
     summary = f'{len(runs)} runs: ' + ', '.join(f'{n} {state}' for state, n in counts.items())
-    return '\n'.join([aligned(cells, left=(0, 1)), summary, *failed]), counts['finished'] == len(runs)
+    print('\n'.join([aligned(cells, left=(0, 1)), summary, *failed]))
 
 
 def progress(run):
     """
     (state, epoch, score) of a run; epoch and score are None before the first one.
 
+    state: finished, running, failed, stopped, or waiting.
     epoch: the last recorded one, evaluated or not.
     score: the first of --storage_metrics on the test split, or on the validation split where only that is evaluated, at
            the last evaluated epoch.
@@ -95,15 +81,12 @@ def progress(run):
     evaluated = records.rows[-1] if records and records.rows else {}
     metric = run.settings['storage_metrics'][0]
     score = evaluated.get(Column('test', metric).name, evaluated.get(Column('val', metric).name))
-    return run_state(run, records, is_running), rows[-1]['epoch'] if rows else None, score
-
-
-def run_state(run, records, is_running):
-    """finished, running, failed, stopped, or waiting. records: the Run of its folder, or None."""
     if records and records.state == reading.FINISHED:
-        return 'finished'
-    if is_running:
-        return 'running'
-    if process.exit_code(run) not in (None, 0, process.STOPPED):
-        return 'failed'
-    return 'stopped' if records else 'waiting'
+        state = 'finished'
+    elif is_running:
+        state = 'running'
+    elif process.exit_code(run) not in (None, 0, process.STOPPED):
+        state = 'failed'
+    else:
+        state = 'stopped' if records else 'waiting'
+    return state, rows[-1]['epoch'] if rows else None, score

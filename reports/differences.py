@@ -58,7 +58,9 @@ def cell_of(difference, p_holm, name, digits):
 
 
 def difference_text(mean, half, name, digits):
-    return tables.signed(mean, name, digits) + ('' if math.isnan(half) else f' ± {tables.printed(half, name, digits)}')
+    text = tables.printed(mean, name, digits)
+    text = text if text.startswith('-') else f'+{text}'
+    return text if math.isnan(half) else f'{text} ± {tables.printed(half, name, digits)}'
 
 
 def runs_text(test, n, n_baseline):

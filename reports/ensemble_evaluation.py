@@ -18,9 +18,9 @@ import parts
 from flags import command_line
 from records import checkpoint, run_folder
 from records.columns import Column
-from reports import ensemble_records, ensemble_tables, ensembles, final_rows, folds, tables
+from reports import ensemble_records, ensemble_tables, ensembles, folds, tables
 from utilities.errors import UserError
-from utilities.files import require_writable, require_writable_folder
+from utilities.files import require_writable_folder
 
 STATES = ('untrained_trunk', 'untrained_trunk_and_embedder', 'trained')
 # flags that Evaluate_Ensemble.py may set for this machine
@@ -30,8 +30,6 @@ MACHINE = ('source_path', 'device', 'gpu', 'kernels', 'evaluate_on_gpu', 'bs', '
 def report(opt, arguments):
     """Checks all flags, evaluates, prints the table, writes the files. arguments: of the command line, for records."""
     tables.check_files(opt)
-    if opt.rows:
-        require_writable(opt.rows, '--rows')
     require_writable_folder(opt.save_path, '--save_path')
     for name in opt.evaluation_metrics:
         if evaluation.parse(name)[1].needs == 'spectrum' and name.endswith('@0'):
@@ -39,12 +37,9 @@ def report(opt, arguments):
     found = folds.gather(opt.runs)
     log = []
     of_folds = []
-    logs = []
     for ensemble, folder in zip(found, record(opt, found, arguments), strict=True):
         where = {'dataset': ensemble.dataset, 'method': ensemble.method, 'seed': ensemble.seed}
-        recorded = ensemble_records.read(folder)
-        logs.append(recorded[0])
-        for rows, part in zip((log, of_folds), recorded, strict=True):
+        for rows, part in zip((log, of_folds), ensemble_records.read(folder), strict=True):
             rows += [where | row for row in part]
         print(f'{ensemble}: {folder}')
     names = [Column('test', metric).name for metric in opt.evaluation_metrics]
@@ -53,9 +48,6 @@ def report(opt, arguments):
     texts['markdown'] += '\n' + ensemble_tables.validation(found, opt.evaluation_metrics, opt.digits)
     print('\n' + texts['markdown'])
     tables.write_files(opt, texts)
-    if opt.rows:
-        final_rows.write_ensembles(opt.rows, found, logs)
-        print(f'rows: {opt.rows}')
 
 
 def record(opt, found, arguments):

@@ -27,14 +27,9 @@ def separated(opt, member, criterion=None):
 
 
 def concatenated(opt, members):
-    """The scores of several networks as one, {'dim', 'test_<metric>'}. members: the results of embed_member."""
-    return scores(opt, as_one(opt, members))
-
-
-def as_one(opt, members):
     """
-    The test Embedded of several networks as one: each embedding is L2-normalised, then joined with the other networks',
-    reduced to --pca dimensions, and normalised again.
+    The scores of several networks as one, {'dim', 'test_<metric>'}: each embedding is L2-normalised, then joined with
+    the other networks', reduced to --pca dimensions, and normalised again.
 
     members: the results of embed_member. The principal components are fitted to the joined embeddings of all training
              and validation images: these are the same for all folds, and each network was trained on most of them.
@@ -45,7 +40,7 @@ def as_one(opt, members):
         development = joined([[part for name, part in member.items() if name != 'test'] for member in members])
         reduce = geometry.principal_components(development.cpu().numpy(), opt.pca)
         embeddings = torch.from_numpy(reduce(embeddings.cpu().numpy())).to(embeddings.device)
-    return Embedded(F.normalize(embeddings, dim=1), members[0]['test'].images)
+    return scores(opt, Embedded(F.normalize(embeddings, dim=1), members[0]['test'].images))
 
 
 def joined(members):

@@ -24,11 +24,6 @@ def height_of(labels):
     return LINE * sum(1 + label.count('\n') for label in labels)
 
 
-def height_of_ticks(labels):
-    """Of the labels of an axis, whose distances are equal, in inches."""
-    return len(labels) * max(height_of([label]) for label in labels)
-
-
 def entitled(figure, title):
     """Writes a title above the axes and the legend, and returns the figure."""
     figure.suptitle(literal(textwrap.fill(title, int(figure.get_figwidth() / LETTER))), size='medium')
@@ -127,7 +122,7 @@ def bars(scores, name, file, title):
     table = scores.groupby('method', sort=False)[name].agg(['mean', 'std', 'count']).sort_values('mean')
     table = table[table['count'] > 0]
     labels = [label_of(method, count) for method, count in table['count'].items()]
-    figure = new_figure(COLUMN, 0.8 + height_of_ticks(labels))
+    figure = new_figure(COLUMN, 0.8 + len(labels) * max(height_of([label]) for label in labels))
     axes = figure.add_subplot(xlabel=titles.axis(name))
     mean, half = titles.unit(name) * table['mean'], titles.unit(name) * table['std'].fillna(0)
     axes.errorbar(mean, range(len(table)), xerr=half, fmt='o', color='black', capsize=2)

@@ -1,8 +1,7 @@
 """
 A CSV file with a line per run: the metrics of one epoch, the hash of the test split, the command, the commit, the
 versions of the packages, the device and the seconds of all epochs; optionally also a line for each other epoch.
-Result_Evaluations.py --rows writes it, --runs reads it, and --compare compares two. Evaluate_Ensemble.py --rows writes
-such a file of ensembles.
+Result_Evaluations.py --rows writes it, --runs reads it, and --compare compares two.
 """
 import json
 import math
@@ -40,7 +39,9 @@ def write(file, groups, rule, names=()):
             key = {'dataset': group.dataset, 'group': group.name, 'seed': run.seed}
             chosen = selection.selected_row(run, rule)
             others = [row for row in run.rows if row is not chosen] if names else []
-            lines.append(key | metric_texts(chosen, 6 if names else None) | test_hashes(run) | origin(run))
+            metrics = {name: as_text(value, 6 if names else None) for name, value in chosen.items()
+                       if name == 'epoch' or is_metric(name)}
+            lines.append(key | metrics | {TEST: run.test or '', IMAGES: run.test_images or ''} | origin(run))
             kept = ('epoch', *names, *map(columns.ema_column, names))
             lines += [key | {name: as_text(row[name], 6) for name in kept if name in row} for row in others]
     last = (TEST, IMAGES, *ORIGIN)
@@ -48,17 +49,9 @@ def write(file, groups, rule, names=()):
     write_csv(file, [{name: line.get(name, '') for name in (*KEYS, *metrics, *last)} for line in lines])
 
 
-def as_text(value, digits=None):
+def as_text(value, digits):
     """A number as text: with all digits, or with `digits` significant ones."""
     return repr(value) if digits is None or isinstance(value, int) else f'{value:.{digits}g}'
-
-
-def metric_texts(row, digits=None):
-    return {name: as_text(value, digits) for name, value in row.items() if name == 'epoch' or is_metric(name)}
-
-
-def test_hashes(run):
-    return {TEST: run.test or '', IMAGES: run.test_images or ''}
 
 
 def is_metric(name):
@@ -110,23 +103,6 @@ def read(file):
     for run in every:
         run.rows.sort(key=lambda row: row['epoch'])
     return every
-
-
-def write_ensembles(file, ensembles, logs):
-    """
-    Writes a line per folds.Ensemble: <form>_test_<metric> of its separated and concatenated networks, and the command,
-    the commit and the versions of its first network.
-
-    logs: for each ensemble the rows of its log.csv.
-    """
-    lines = []
-    for ensemble, log in zip(ensembles, logs, strict=True):
-        metrics = {f'{row["form"]}_{name}': as_text(value) for row in log if row['trained_status'] == 'trained'
-                   for name, value in row.items() if columns.parse(name)}
-        lines.append({'dataset': ensemble.dataset, 'group': ensemble.name, 'seed': ensemble.seed,
-                      'n_folds_of': ensemble.n_folds_of} | metrics
-                     | test_hashes(ensemble.members[0].run) | origin(ensemble.members[0].run))
-    write_csv(Path(file), lines)
 
 
 def compare(old, new, metrics, digits=1):

@@ -54,21 +54,22 @@ def selection_rule(opt, names):
 
 def scores(groups, names, rule):
     """
-    A table with a row per run that counts: dataset (Group.data), group, method, seed, epoch, and the columns `names`,
-    nan where a run has no value; and {column: sentences that name the runs without a value}.
+    A table with a row per run that counts: dataset (Group.data), group, method, seed, and the columns `names`, nan
+    where a run has no value; and {column: sentences that name the runs without a value}.
     """
     rows = []
     missing = {}
     for group in groups:
         for run in group.runs:
-            values, problems = selected(run, names, rule)
-            problems |= {
-                name: f'group {group.name}, seed(s) {run.seed}: {name} is not a number at the epoch that counts'
-                for name in names if name not in problems and math.isnan(values[name])}
-            rows.append({'dataset': group.data, 'group': group.name, 'method': group.method, 'seed': run.seed} | values)
-            for name, problem in problems.items():
-                missing.setdefault(name, []).append(problem)
-    return pandas.DataFrame(rows, columns=['dataset', 'group', 'method', 'seed', 'epoch', *names]), missing
+            row = {'dataset': group.data, 'group': group.name, 'method': group.method, 'seed': run.seed}
+            for name in names:
+                try:
+                    row[name] = selected_value(run, name, rule)
+                except UserError as problem:
+                    row[name] = math.nan
+                    missing.setdefault(name, []).append(str(problem))
+            rows.append(row)
+    return pandas.DataFrame(rows, columns=['dataset', 'group', 'method', 'seed', *names]), missing
 
 
 def require_values(names, tables):
@@ -95,23 +96,17 @@ def leave_out(groups, rule):
     return problems
 
 
-def selected(run, names, rule):
-    """
-    A run's values of the columns `names` at the epoch that a Rule selects: ({'epoch': the epoch, None with per_metric;
-    name: the value, nan where it is missing}, {name: the reason why it is missing}).
-    """
-    row = selected_row(run, rule)
-    values = {'epoch': None if rule.per_metric else row['epoch']}
-    problems = {}
-    for name in names:
-        column = columns.parse(name)
-        has_own = rule.per_metric and titles.can_select(name) and column.split == 'test'
-        try:
-            values[name] = value_in(run, best_row(run, column.on(rule.split), rule.select) if has_own else row, name)
-        except UserError as problem:
-            values[name] = math.nan
-            problems[name] = str(problem)
-    return values, problems
+def selected_value(run, name, rule):
+    """A run's value in a column at the epoch that a Rule selects. Raises UserError where there is none."""
+    column = columns.parse(name)
+    if rule.per_metric and titles.can_select(name) and column.split == 'test':
+        row = best_row(run, column.on(rule.split), rule.select)
+    else:
+        row = selected_row(run, rule)
+    value = value_in(run, row, name)
+    if math.isnan(value):
+        raise UserError(f'group {run.group}, seed(s) {run.seed}: {name} is not a number at the epoch that counts')
+    return value
 
 
 def selected_row(run, rule):

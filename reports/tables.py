@@ -88,11 +88,6 @@ def printed(value, name, digits):
     return f'{100 * value:.{digits}f}' if titles.is_fraction(name) else f'{value:.{digits + 2}f}'
 
 
-def signed(difference, name, digits):
-    text = printed(difference, name, digits)
-    return text if text.startswith('-') else f'+{text}'
-
-
 def cell_text(cell, name, digits):
     if not cell.n:
         return '–'

@@ -1,11 +1,10 @@
-"""The table of benchmarks; the ranked embeddings; the parts of benchmarks.gpu."""
+"""The parts of benchmarks.gpu and their table; the ranked embeddings."""
 import argparse
 import contextlib
 import gc
 import io
 import json
 import os
-import platform
 import re
 import shlex
 import signal
@@ -17,8 +16,9 @@ import pytest
 import torch
 
 import evaluation
-from benchmarks import Row, __main__, bare_loop, figures, gpu
+from benchmarks import bare_loop, figures, gpu
 from benchmarks.embeddings import embeddings
+from benchmarks.figures import Row
 from evaluation.ranking import counting
 from tests import host_waits
 from tests.helpers import executed, executing, wait_for
@@ -49,23 +49,14 @@ def cells(text):
             if line.startswith('| ') and not line.startswith('| ---')][1:]
 
 
-def test_the_table_has_a_row_of_each_measurement_and_says_which_targets_are_met(measured, capsys):
-    measured({'step': ROWS, 'mining': [Row('mined; x', 1., 2., 1.)]})
-    __main__.main(['step', 'mining'])
-    out = capsys.readouterr().out
-    assert cells(out) == [
-        ['fast; slow', '1', '4', '0.25', '0.50', 'yes'], ['slow; fast', '3', '2', '1.50', '1.10', 'no'],
-        ['mined; x', '1', '2', '0.50', '1.00', 'yes']]
-    assert f'threads: 1, Python {platform.python_version()}, torch ' in out
-
-
 def test_a_benchmark_that_fails_leaves_the_others_and_ends_with_1(measured, capsys):
-    """Its rows until then count."""
-    measured({'step': RunFailed('ended after 90 s'), 'ranking': UserError('no'), 'clusters': ROWS[:1]})
+    """Its rows until then count; the table says which targets are met."""
+    measured({'step': RunFailed('ended after 90 s'), 'ranking': UserError('no'), 'clusters': ROWS})
     arguments = ['--device', 'cpu', '--quick', 'step', 'ranking', 'clusters']
     assert errors.exit_code('benchmarks.gpu', lambda: gpu.main(arguments)) == 1
     out, err = capsys.readouterr()
-    assert out.count('fast; slow') == 3
+    met = ['fast; slow', '1', '4', '0.25', '0.50', 'yes']
+    assert cells(out) == [met, met, met, ['slow; fast', '3', '2', '1.50', '1.10', 'no']]
     assert 'ended after 90 s' in err and 'not measured' in err and 'the run failed: gpu step: not complete' in err
 
 
@@ -199,7 +190,7 @@ def test_the_waits_of_the_gpu_benchmark_are_those_that_the_tests_list():
 
 
 def test_the_embeddings_have_the_recall():
-    points, labels, is_query = embeddings(1500, 60, 30, 500, 64, .53)
+    points, labels, is_query = embeddings(1500, 60, 30, 500, 64)
     nearest = torch.cdist(points[is_query], points[~is_query]).argmin(dim=1)
     assert abs(np.mean(labels[~is_query][nearest] == labels[is_query]) - .53) < .02
     assert torch.allclose(points.norm(dim=1), torch.ones(1500))
@@ -207,7 +198,7 @@ def test_the_embeddings_have_the_recall():
 
 def test_ctrl_c_ends_ranking_within_a_tile(monkeypatch):
     """A strip of queries takes seconds with a million images: the loop over its tiles checks for requests to stop."""
-    points, labels, _ = embeddings(5000, 500, 20, 0, 8, .5)
+    points, labels, _ = embeddings(5000, 500, 20, 0, 8)
     products = []
 
     def product(queries, gallery, compute=counting.product):

@@ -11,7 +11,6 @@ pushes two points of one class apart.
     python -m toy_experiments.diagonal_lines --figure diagonal_lines.png
 """
 import sys
-import time
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ import evaluation
 from criteria.contrastive import contrastive_loss
 from flags import command_line
 from reports.significance import t_interval
-from utilities.errors import UserError
+from utilities.errors import exit_code
 from utilities.plotting import COLUMN, new_figure, save, styled
 from utilities.randomness import seed_everything
 from utilities.text_tables import aligned
@@ -159,22 +158,13 @@ def main(arguments):
     parser.add_argument('--steps', type=command_line.POSITIVE_INT, default=500, help='number of training steps')
     command_line.switch(parser, '--normalize', help='train embeddings of norm 1, on a circle, instead of in the plane')
     parser.add_argument('--figure', metavar='FILE', help='file to save the figure in; by default there is none')
-    try:
-        opt = parser.parse_args(arguments)
-        began = time.perf_counter()
-        found = run(opt.seeds, opt.cp, opt.steps, opt.normalize)
-        print(table(found))
-        if opt.figure:
-            plot(found, opt.figure)
-            print(f'figure: {opt.figure}')
-        print(f'{time.perf_counter() - began:.0f} seconds')
-    except UserError as error:
-        print(f'error: {error}', file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    opt = parser.parse_args(arguments)
+    found = run(opt.seeds, opt.cp, opt.steps, opt.normalize)
+    print(table(found))
+    if opt.figure:
+        plot(found, opt.figure)
+        print(f'figure: {opt.figure}')
 
 
 if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code('toy_experiments.diagonal_lines', lambda: main(sys.argv[1:])))

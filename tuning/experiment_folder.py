@@ -33,48 +33,15 @@ GROUPS = {
 }
 
 
-def is_number(value):
-    """Whether a value is a number that a float can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return isinstance(value, float) or abs(value) <= command_line.LARGEST
-
-
 def numbers_in(value):
     """A number, a list of numbers or a text of numbers such as '0.16 1' as a list; None for anything else."""
     if isinstance(value, str):
         value = value.split()
     values = value if isinstance(value, list) else [value]
     try:
-        values = [float(part) if isinstance(part, str) else part for part in values]
-    except ValueError:
+        return [float(part) if isinstance(part, str) else part + 0 for part in values]
+    except (TypeError, ValueError):
         return None
-    return values if values and all(map(is_number, values)) else None
-
-
-NUMBER = 'a number'
-WHOLE = 'a whole number'
-SWITCH = 'true or false'
-TEXT = 'a text'
-NUMBERS = 'numbers, as a list or as a text such as 0.16 1'
-WHOLES = 'a list of whole numbers'
-TEXTS = 'a list of texts'
-MAPPING = 'a mapping of names to values'
-CLASS = 'the name of a class, with or without a mapping of its arguments'
-ANY = 'any value'
-KINDS = {
-    ANY: lambda value: True,
-    NUMBER: is_number,
-    WHOLE: lambda value: is_number(value) and isinstance(value, int),
-    SWITCH: lambda value: isinstance(value, bool),
-    TEXT: lambda value: isinstance(value, str),
-    NUMBERS: lambda value: numbers_in(value) is not None,
-    WHOLES: lambda value: isinstance(value, list) and all(map(KINDS[WHOLE], value)),
-    TEXTS: lambda value: isinstance(value, list) and all(map(KINDS[TEXT], value)),
-    MAPPING: lambda value: isinstance(value, dict),
-    CLASS: lambda value: isinstance(value, str) or isinstance(value, dict) and len(value) == 1 and all(
-        isinstance(name, str) and isinstance(given, dict | None) for name, given in value.items()),
-}
 
 
 class Options:
@@ -93,37 +60,32 @@ class Options:
     def __contains__(self, name):
         return self.values.get(name) is not None or name in self.groups and name in self.places
 
-    def look(self, name, kind):
-        """An option's value, which stays; None where there is none. Raises UserError for another kind of value."""
-        value = self.values.get(name)
-        if value is not None and not KINDS[kind](value):
-            raise UserError(f'{self.places[name]}: {command_line.shortened(str(value))}: expected '
-                            f'{kind}')
-        return value
+    def look(self, name):
+        """An option's value, which stays; None where there is none."""
+        return self.values.get(name)
 
-    def take(self, name, kind, default=None):
-        """An option's value, which is taken out; `default` where there is none. Raises UserError for another kind."""
-        value = self.look(name, kind)
-        self.values.pop(name, None)
+    def take(self, name, default=None):
+        """An option's value, which is taken out; `default` where there is none."""
+        value = self.values.pop(name, None)
         return default if value is None else value
 
     def group(self, name):
         """The Options in an option that is a mapping; empty where there is none."""
         if name not in self.groups:
-            value = self.take(name, MAPPING, {})
+            value = self.take(name, {})
             self.groups[name] = Options(value, self.places.get(name, name))
         return self.groups[name]
 
     def class_of(self, name):
         """The name of the class that an option gives as NAME or {NAME: arguments}; None where there is none."""
-        value = self.look(name, CLASS)
+        value = self.look(name)
         return next(iter(value)) if isinstance(value, dict) else value
 
     def arguments(self, name):
         """The Options that are the arguments of the class of an option, which is taken out."""
         if name not in self.groups:
             kind = self.class_of(name)
-            value = self.take(name, CLASS)
+            value = self.take(name)
             given = value[kind] if isinstance(value, dict) else None
             self.groups[name] = Options(given or {}, f'{self.places[name]}.{kind}')
         return self.groups[name]

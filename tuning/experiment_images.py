@@ -1,6 +1,6 @@
 """The transforms of images in an experiment of powerful-benchmarker as flags."""
 from datasets.transforms import SIZES, shorter_side
-from tuning.experiment_folder import NUMBER, NUMBERS, numbers_in
+from tuning.experiment_folder import numbers_in
 
 # the limits of the random crops of two values of --augmentation; those of base are torchvision's
 PRESETS = {'mlrc': {'scale': [0.16, 1], 'ratio': [0.75, 1.33]}, 'base': {'scale': [0.08, 1], 'ratio': [3 / 4, 4 / 3]}}
@@ -48,7 +48,7 @@ def training_images(train, settings):
         of_torch = PRESETS['base']
         own = PRESETS[settings['augmentation']]
         for name in ('scale', 'ratio'):
-            limits = numbers_in(train.group(kind).take(name, NUMBERS, of_torch[name]))
+            limits = numbers_in(train.group(kind).take(name, of_torch[name]))
             if limits != own[name]:
                 settings[f'crop_{name}'] = limits
     if size != SIZES.get(settings['augmentation']):
@@ -58,13 +58,13 @@ def training_images(train, settings):
     if 'RandomHorizontalFlip' not in train.values:
         train.absent.append('transforms.train.RandomHorizontalFlip')
     flip = train.group('RandomHorizontalFlip')
-    if flip.look('p', NUMBER) == 0.5:
-        flip.take('p', NUMBER)
+    if flip.look('p') == 0.5:
+        flip.take('p')
 
 
 def side_of(transforms, name):
     """The `size` of a transform as one whole number; None if it has no size, or resizes to a given height and width."""
-    size = numbers_in(transforms.group(name).look('size', NUMBERS))
+    size = numbers_in(transforms.group(name).look('size'))
     if size is None or len({*size}) > 1 or len(size) > 1 and name == 'Resize' or size[0] != size[0] // 1:
         return None
     return int(size[0])
@@ -74,5 +74,5 @@ def take_side(transforms, name):
     """The `size` of a transform as one whole number, which is taken out; None where side_of() finds none."""
     size = side_of(transforms, name)
     if size is not None:
-        transforms.group(name).take('size', NUMBERS)
+        transforms.group(name).take('size')
     return size

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import architectures
 import configuration
 from architectures import depth
-from tuning.experiment_folder import ANY, NUMBER, SWITCH, TEXTS, WHOLE, WHOLES
 from utilities import libraries
 
 # options that the supplement of the paper tells its readers to delete, by loss
@@ -59,8 +58,8 @@ def sampler(options, settings):
     elif options.class_of('sampler') == 'MPerClassSampler':
         arguments = options.arguments('sampler')
         settings['data_sampler'] = 'class_random'
-        arguments.take('length_before_new_iter', WHOLE)                        # --iterations_per_epoch takes its place
-        n_images = arguments.take('m', WHOLE)
+        arguments.take('length_before_new_iter')                               # --iterations_per_epoch takes its place
+        n_images = arguments.take('m')
         if n_images is None:
             arguments.absent.append('sampler.MPerClassSampler.m')
         else:
@@ -83,8 +82,8 @@ def with_classifier(options, settings, notes):
         return False
     losses.arguments('classifier_loss')
     layers = models.arguments('classifier')
-    if not layers.look('layer_sizes', WHOLES):
-        layers.take('layer_sizes', WHOLES)
+    if not layers.look('layer_sizes'):
+        layers.take('layer_sizes')
     set_sum(settings, [*library_losses(options, settings, notes, ['metric_loss']),
                        Part('linear_classifier', weight_of(options, 'classifier_loss'))])
     return True
@@ -94,11 +93,11 @@ def adversarial(options, settings, notes):
     """DeepAdversarialMetricLearning: metric_loss, and --daml around a triplet loss of the synthetic negatives only."""
     losses = options.group('loss_funcs')
     names = ('synth_loss', 'g_adv_loss')
-    weight = options.group('loss_weights').look('g_hard_loss', NUMBER)
+    weight = options.group('loss_weights').look('g_hard_loss')
     weight = 1 if weight is None else weight
     if {losses.class_of(name) for name in names} != {'TripletMarginLoss'} or weight <= 0 or 'arch' not in settings:
         return False
-    margin, margin_of_generator = (losses.arguments(name).take('margin', NUMBER, 0.05) for name in names)
+    margin, margin_of_generator = (losses.arguments(name).take('margin', 0.05) for name in names)
     parts = [*library_losses(options, settings, notes, ['metric_loss']),
              Part('triplet', weight_of(options, 'g_hard_loss'), miner='random')]
     for flag, name in (('', 'synth_loss'), ('reg_', 'g_reg_loss'), ('adv_', 'g_adv_loss')):
@@ -106,7 +105,7 @@ def adversarial(options, settings, notes):
     settings |= {'daml': True, 'daml_real_weight': 0, 'daml_margin': margin_of_generator,
                  'daml_layers': [backbone(settings['arch']).n_features],
                  'loss_triplet_margin': margin, 'loss_triplet_power': 1, 'loss_triplet_active_only': True}
-    options.take('g_triplets_per_anchor', WHOLE)
+    options.take('g_triplets_per_anchor')
     notes.append('--daml differs from DeepAdversarialMetricLearning: it takes one random triplet per sample instead of '
                  'g_triplets_per_anchor; the terms of the generator have squared distances of features and embeddings '
                  'instead of mean squares of normalised features and plain distances; and these terms train only the '
@@ -119,16 +118,16 @@ def cascaded(options, settings, notes):
     """CascadedEmbeddings: metric_loss_0, _1, ... as one loss with --cascade, if they are equal."""
     losses = options.group('loss_funcs')
     weights = options.group('loss_weights')
-    layers = options.look('layers_to_extract', TEXTS) or []
+    layers = options.look('layers_to_extract') or []
     names = [f'metric_loss_{level}' for level in range(len(layers))]
     kind = losses.class_of('metric_loss_0')
     blocks = blocks_of(settings.get('arch'), layers)
     first = losses.values.get('metric_loss_0')
-    weight = weights.look('metric_loss_0', NUMBER)
-    are_equal = all(losses.values.get(name) == first and weights.look(name, NUMBER) == weight for name in names)
+    weight = weights.look('metric_loss_0')
+    are_equal = all(losses.values.get(name) == first and weights.look(name) == weight for name in names)
     if kind not in classes('losses') or not are_equal or blocks is None or 'embed_dim' not in settings:
         return False
-    options.take('layers_to_extract', TEXTS)
+    options.take('layers_to_extract')
     miner, given = mined_levels(options.group('mining_funcs'), settings, len(layers), notes)
     for name in names:
         arguments = loss_arguments(kind, losses.arguments(name), settings, notes)
@@ -149,7 +148,7 @@ def mined_levels(miners, settings, n_levels, notes):
     miner, given = tuple_miner(miners, ['tuple_miner_0'], without='all')
     for name in [f'tuple_miner_{level}' for level in range(1, n_levels)]:
         if miners.class_of(name) == 'HDCMiner':
-            fraction *= miners.arguments(name).take('filter_percentage', NUMBER, 0.5)
+            fraction *= miners.arguments(name).take('filter_percentage', 0.5)
         elif first is not None and miners.values.get(name) == first:
             miners.values.pop(name)
             notes.append('--cascade uses the tuples of the first level at all levels; CascadedEmbeddings has a miner '
@@ -204,18 +203,18 @@ def tuple_miner(miners, names=('tuple_miner', 'post_gradient_miner'), without='n
 
 def loss_arguments(kind, given, settings, notes):
     """The arguments of a loss in an experiment as arguments of the present class of the library."""
-    if kind == 'ContrastiveLoss' and given.look('use_similarity', SWITCH):
-        given.take('use_similarity', SWITCH)
+    if kind == 'ContrastiveLoss' and given.look('use_similarity'):
+        given.take('use_similarity')
         given.put('distance', {'CosineSimilarity': {}}, 'use_similarity')
-    if 'embedding_size' in given and given.look('embedding_size', WHOLE) == settings.get('embed_dim'):
-        given.take('embedding_size', WHOLE)                                    # the run gives it
+    if 'embedding_size' in given and given.look('embedding_size') == settings.get('embed_dim'):
+        given.take('embedding_size')                                           # the run gives it
     for argument in OBSOLETE.get(kind, ()):
-        if given.take(argument, SWITCH) is not None:
+        if given.take(argument) is not None:
             notes.append(f'{argument} of {kind} is dropped, as the supplement of the paper says')
     if kind in REGULARISERS:
         name, factor, of, regulariser = REGULARISERS[kind]
-        weight = given.take(name, NUMBER)
-        n_centres = given.look('centers_per_class', WHOLE)
+        weight = given.take(name)
+        n_centres = given.look('centers_per_class')
         if weight and n_centres != 1:
             arguments = {} if n_centres is None else {'centers_per_class': n_centres}
             given.put(f'{of}_regularizer', {regulariser: arguments}, name)
@@ -225,11 +224,11 @@ def loss_arguments(kind, given, settings, notes):
 
 def known_arguments(given, found):
     """The arguments of a class of the library, taken out as far as its present version knows them."""
-    return {name: given.take(name, ANY) for name in [*given.values] if name in libraries.accepted(found)}
+    return {name: given.take(name) for name in [*given.values] if name in libraries.accepted(found)}
 
 
 def weight_of(options, name):
-    return options.group('loss_weights').take(name, NUMBER, 1)
+    return options.group('loss_weights').take(name, 1)
 
 
 def set_sum(settings, parts):

@@ -18,7 +18,6 @@ import architectures
 import optimization
 from flags import command_line
 from tuning import experiment_folder, experiment_images, experiment_losses
-from tuning.experiment_folder import ANY, CLASS, NUMBER, SWITCH, TEXT, TEXTS, WHOLE, WHOLES
 from utilities.errors import UserError, exit_code
 
 MAIN = Path(__file__).resolve().parents[1] / 'main.py'
@@ -30,21 +29,19 @@ METRICS = {'mean_average_r_precision': 'map_at_r', 'mean_average_precision_at_r'
            'mean_average_precision': 'mAP_lim'}
 REFERENCES = {'compared_to_self': 'self', 'compared_to_training_set': 'train', 'compared_to_sets_combined': 'all'}
 SCHEMES = {'old_approach': 'half', 'predefined': 'predefined'}
-TESTERS = {'GlobalEmbeddingSpaceTester': None, 'WithSameParentLabelTester': 'within'}      # the --eval_level
-PLAIN = {'num_epochs_train': ('n_epochs', WHOLE), 'iterations_per_epoch': ('iterations_per_epoch', WHOLE),
-         'save_interval': ('eval_every', WHOLE), 'patience': ('patience', WHOLE),
-         'dataloader_num_workers': ('kernels', WHOLE), 'batch_size': ('bs', WHOLE),
-         'num_training_partitions': ('n_folds', WHOLE), 'num_training_sets': ('n_training_folds', WHOLE),
-         'eval_pca': ('pca', WHOLE), 'eval_normalize_embeddings': ('eval_normalize', SWITCH),
-         'eval_use_trunk_output': ('eval_features', SWITCH), 'eval_batch_size': ('eval_bs', WHOLE),
-         'check_untrained_accuracy': ('check_untrained_accuracy', SWITCH)}
+# options with the value of a flag: {option: flag}
+SAME_VALUE = {'num_epochs_train': 'n_epochs', 'iterations_per_epoch': 'iterations_per_epoch',
+              'save_interval': 'eval_every', 'patience': 'patience', 'dataloader_num_workers': 'kernels',
+              'batch_size': 'bs', 'num_training_partitions': 'n_folds', 'num_training_sets': 'n_training_folds',
+              'eval_pca': 'pca', 'eval_normalize_embeddings': 'eval_normalize',
+              'eval_use_trunk_output': 'eval_features', 'eval_batch_size': 'eval_bs',
+              'check_untrained_accuracy': 'check_untrained_accuracy'}
 # options without influence on results
-WITHOUT_INFLUENCE = {
-    **dict.fromkeys(('pytorch_home', 'dataset_root', 'root_experiment_folder', 'experiment_name'), TEXT),
-    **dict.fromkeys(('eval_dataloader_num_workers', 'eval_size_of_tsne'), WHOLE),
-    **dict.fromkeys(('skip_eval_if_already_done', 'skip_meta_eval_if_already_done', 'save_lists_in_db',
-                     'skip_ensemble_eval_if_already_done', 'log_data_to_tensorboard', 'save_figures_on_tensorboard',
-                     'override_required_compatible_factories', 'save_models', 'set_min_label_to_zero'), SWITCH)}
+WITHOUT_INFLUENCE = (
+    'pytorch_home', 'dataset_root', 'root_experiment_folder', 'experiment_name', 'eval_dataloader_num_workers',
+    'eval_size_of_tsne', 'skip_eval_if_already_done', 'skip_meta_eval_if_already_done', 'save_lists_in_db',
+    'skip_ensemble_eval_if_already_done', 'log_data_to_tensorboard', 'save_figures_on_tensorboard',
+    'override_required_compatible_factories', 'save_models', 'set_min_label_to_zero')
 # values with which an option asks for what main.py does anyway; classes are compared without arguments
 USUAL = {'label_hierarchy_level': 0, 'label_hierarchy_level of the tester': 0, 'hierarchy_level': 0,
          'data_and_label_getter_keys': ['data', 'label'], 'validation_split_name': 'val', 'split_to_aggregate': 'val',
@@ -77,8 +74,12 @@ def command(folder, partly=False, further=()):
 
     Raises UserError that names the options without a counterpart, unless they are left out `partly`.
     """
-    options, notes = experiment_folder.read(Path(folder))
-    settings, missing = translated(options, notes)
+    try:
+        options, notes = experiment_folder.read(Path(folder))
+        settings, missing = translated(options, notes)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f'{folder}: an option has another kind of value than powerful-benchmarker gives it ({error})'
+                        ) from error
     arguments = command_line.tokens(settings)
     lines = [f'Note: {note}' for note in dict.fromkeys(notes)]
     print('\n'.join([shlex.join(['python', 'main.py', *arguments, *further]), *lines]), flush=True)
@@ -97,8 +98,8 @@ def translated(options, notes):
     for translate in (renamed_options, data_set, splits, network, experiment_losses.translate, optimizers,
                       experiment_images.translate, evaluation):
         translate(options, settings, notes)
-    for name, kind in WITHOUT_INFLUENCE.items():
-        options.take(name, kind)
+    for name in WITHOUT_INFLUENCE:
+        options.take(name)
     for name, usual in USUAL.items():
         value = options.values.get(name, usual)
         if type(value) is type(usual) and value == usual:
@@ -107,9 +108,8 @@ def translated(options, notes):
 
 
 def renamed_options(options, settings, notes):
-    """The options that are a flag with the same value."""
-    for option, (flag, kind) in PLAIN.items():
-        value = options.take(option, kind)
+    for option, flag in SAME_VALUE.items():
+        value = options.take(option)
         if value is not None:
             settings[flag] = value
 
@@ -119,24 +119,24 @@ def data_set(options, settings, notes):
     if name in DATASETS:
         settings['dataset'] = DATASETS[name]
         arguments = options.arguments('dataset')
-        arguments.take('root', TEXT)
-        if arguments.take('download', SWITCH):
+        arguments.take('root')
+        if arguments.take('download'):
             notes.append('the data set is taken from --source_path; --download downloads it where that is possible')
 
 
 def splits(options, settings, notes):
     """The split of classes; without folds, the program's validation split is the test split here."""
     settings['split_scheme'] = scheme = split_scheme(options, 'n_folds' in settings)
-    variants = options.take('num_variants_per_split_scheme', WHOLE)
+    variants = options.take('num_variants_per_split_scheme')
     for option, flag in (('test_size', 'test_size'), ('test_start_idx', 'test_start')):
-        value = options.look(option, NUMBER)
+        value = options.look(option)
         if scheme != 'mlrc' or value in (None, 0.5):
-            options.take(option, NUMBER)
+            options.take(option)
         if scheme == 'class_folds' and value is not None:
             settings[flag] = value
-    evaluated = options.look('splits_to_eval', TEXTS) or ['val']
+    evaluated = options.look('splits_to_eval') or ['val']
     if {*evaluated} <= {'train', 'val', 'test'}:
-        options.take('splits_to_eval', TEXTS)
+        options.take('splits_to_eval')
         settings['splits_to_eval'] = evaluated
     concatenates = options.class_of('meta_testing_method') == 'ConcatenateEmbeddings'
     if concatenates:
@@ -161,16 +161,16 @@ def split_scheme(options, has_partitions):
     versions call MLRCSplitManager.
     """
     manager = options.class_of('class of the splits')                                # version of 2021
-    scheme = options.look('special_split_scheme_name', TEXT)
+    scheme = options.look('special_split_scheme_name')
     schemes = options.group('split')                                                 # version of 2019
     if manager in ('MLRCSplitManager', 'ClassDisjointSplitManager'):
-        options.take('class of the splits', TEXT)
+        options.take('class of the splits')
     if manager == 'MLRCSplitManager':
         return 'mlrc'
     if scheme is None and schemes.values.get('schemes') in [[name] for name in SCHEMES]:
-        scheme, = schemes.take('schemes', TEXTS)
+        scheme, = schemes.take('schemes')
     if scheme in SCHEMES:
-        options.take('special_split_scheme_name', TEXT)
+        options.take('special_split_scheme_name')
     if manager is None and scheme is None and has_partitions:
         return 'mlrc'
     return SCHEMES.get(scheme, 'class_folds')
@@ -193,11 +193,11 @@ def network(options, settings, notes):
             models.absent.append('models.embedder')
         return
     arguments = models.arguments('embedder')
-    *hidden, dim = arguments.look('layer_sizes', WHOLES) or [None]
+    *hidden, dim = arguments.look('layer_sizes') or [None]
     if dim is None:
         arguments.absent.append('models.embedder.MLP.layer_sizes')
         return
-    arguments.take('layer_sizes', WHOLES)
+    arguments.take('layer_sizes')
     settings['embed_dim'] = dim
     if hidden:
         settings['embed_layers'] = hidden
@@ -215,7 +215,7 @@ def set_trunk(options, models, settings):
     if trunk is None:
         models.absent.append('models.trunk')
         return
-    given = models.look('trunk', CLASS)
+    given = models.look('trunk')
     given = given[trunk] if isinstance(given, dict) else None
     pretrained = (given or {}).get('pretrained', 'imagenet' if trunk in names_in('pretrainedmodels') else False)
     library = 'torchvision'
@@ -224,14 +224,14 @@ def set_trunk(options, models, settings):
     if trunk not in (*TRUNKS, *names_in(library)):
         return
     arguments = models.arguments('trunk')
-    arguments.take('pretrained', TEXT if pretrained == 'imagenet' else SWITCH)
+    arguments.take('pretrained')
     arch = trunk if trunk in TRUNKS else f'{library}:{trunk}'
-    settings['arch'] = arch + '_frozen' * options.take('freeze_batchnorm', SWITCH, False)
+    settings['arch'] = arch + '_frozen' * options.take('freeze_batchnorm', False)
     if not pretrained:
         settings['not_pretrained'] = True
     if trunk in ('googlenet', 'inception_v3'):
-        arguments.take('aux_logits', SWITCH)                  # auxiliary classifiers, without influence
-        if not arguments.take('transform_input', SWITCH, bool(pretrained)):
+        arguments.take('aux_logits')                  # auxiliary classifiers, without influence
+        if not arguments.take('transform_input', bool(pretrained)):
             settings |= IMAGENET                             # as images for other networks are normalised
 
 
@@ -266,7 +266,7 @@ def one_optimizer(arguments, settings, kind, rate, decay):
     own = {}
     defaults = optimization.OPTIMIZERS[name]([torch.zeros(1, 1)]).defaults
     for option, flag in options.items():
-        value = arguments.look(option, NUMBER)
+        value = arguments.look(option)
         value = command_line.as_list(defaults.get(option)) if value is None else value
         if settings.get(flag, value) == value:                      # backbone and embedding layer share a decay
             settings |= {flag: value} if value is not None else {}
@@ -274,29 +274,24 @@ def one_optimizer(arguments, settings, kind, rate, decay):
             own[option] = value
         else:
             continue
-        arguments.take(option, NUMBER)
+        arguments.take(option)
     for option in [name for name in arguments.values if name not in options]:
-        default = defaults.get(option)
-        expected = {bool: SWITCH, int: NUMBER, float: NUMBER}.get(type(default), ANY)
-        own[option] = arguments.take(option, expected)
+        own[option] = arguments.take(option)
     settings |= {f'{kind}_args': [own]} if own else {}
 
 
 def evaluation(options, settings, notes):
     for name in ('eval_metric_for_best_epoch', 'eval_primary_metric'):
-        metric = options.look(name, TEXT)
+        metric = options.look(name)
         if metric in METRICS:
-            settings['storage_metrics'] = [METRICS[options.take(name, TEXT)]]
-    reference = options.look('eval_reference_set', TEXT)
+            settings['storage_metrics'] = [METRICS[options.take(name)]]
+    reference = options.look('eval_reference_set')
     if reference in REFERENCES:
-        settings['eval_reference'] = REFERENCES[options.take('eval_reference_set', TEXT)]
+        settings['eval_reference'] = REFERENCES[options.take('eval_reference_set')]
     if options.class_of('eval_accuracy_calculator') == 'AccuracyCalculator':
         options.arguments('eval_accuracy_calculator')
-    tester = options.class_of('testing_method')
-    if tester in TESTERS:
+    if options.class_of('testing_method') == 'GlobalEmbeddingSpaceTester':
         options.arguments('testing_method')
-        if TESTERS[tester]:
-            settings['eval_level'] = [TESTERS[tester]]
 
 
 if __name__ == '__main__':

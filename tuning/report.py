@@ -1,15 +1,11 @@
 """The output of a search: a line per trial, trials.csv, best.yaml, and the plots."""
-import os
-
 import numpy as np
 import optuna
 import yaml
 from optuna.trial import TrialState
 
 import parameters
-from evaluation import titles
 from flags import command_line
-from records.columns import Column
 from tuning import ranges, trials
 from utilities import plotting
 from utilities.files import write_csv, write_text
@@ -72,21 +68,14 @@ def plot(search, study):
     import matplotlib
     matplotlib.use('Agg')
     several = [flag for flag in search.tuned if len({trial.params[flag] for trial in trials.finished(study)}) > 1]
-    prefix = os.path.commonprefix(several).rpartition('_')[0] + '_' if len(several) > 1 else ''
     folder = search.folder / 'plots'
     folder.mkdir(exist_ok=True)
-    column = Column('test', search.metric).name               # its title names no split
-    score = f'validation {titles.axis(column)}'
     for name, (function, options) in optuna_plots(several).items():
         draw = getattr(optuna.visualization.matplotlib, function)
-        axes = np.atleast_1d(draw(study, **options, target_name=score))
-        tidy(axes, several, prefix)
-        for axis in [axis for panel in axes.flat[0].figure.axes for axis in (panel.xaxis, panel.yaxis)]:
-            if axis.get_label_text() == score:
-                axis.set_major_formatter(lambda value, _: f'{titles.unit(column) * value:.4g}')
-        if name == 'history':
-            axes[0].xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+        axes = np.atleast_1d(draw(study, **options, target_name=f'validation {search.metric}'))
+        n_rows, n_columns = axes.shape if axes.ndim > 1 else (1, len(axes))
         figure = axes.flat[0].figure
+        figure.set_size_inches(3.6 * max(n_columns, 2), 3.2 * max(n_rows, 1.3))
         figure.savefig(folder / f'{name}.png', dpi=150, bbox_inches='tight')
         matplotlib.pyplot.close(figure)
     print(f'plots: {folder}')
@@ -109,28 +98,3 @@ def optuna_plots(flags):
         found['contour'] = 'plot_contour', {'params': flags}
         found['importances'] = 'plot_param_importances', {'params': flags}
     return found
-
-
-def tidy(axes, flags, prefix):
-    """
-    Sets the size of a figure by its panels, shortens the labels, and writes the numbers of log axes plainly.
-
-    axes:   array of the panels.
-    prefix: the beginning that the names of all flags share; removed from the labels.
-    """
-    import matplotlib.ticker
-    n_rows, n_columns = axes.shape if axes.ndim > 1 else (1, len(axes))
-    axes.flat[0].figure.set_size_inches(3.6 * max(n_columns, 2), 3.2 * max(n_rows, 1.3))
-    for panel in axes.flat:                                   # Optuna draws in matplotlib's style ggplot, on grey
-        panel.set_facecolor('white')
-        panel.grid(color='0.9', linewidth=0.5)
-        panel.set_axisbelow(True)
-        panel.spines[['left', 'bottom']].set(visible=True, color='black', linewidth=0.6)
-    for axis in [axis for panel in axes.flat for axis in (panel.xaxis, panel.yaxis)]:
-        if axis.get_label_text() in flags:
-            axis.set_label_text(axis.get_label_text().removeprefix(prefix), fontsize='small')
-        if axis.get_scale() == 'log':
-            low, high = axis.get_view_interval()
-            axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 3) if high < 100 * low else (1,), numticks=5))
-            axis.set_major_formatter(lambda value, _: f'{value:g}')
-            axis.set_minor_formatter(matplotlib.ticker.NullFormatter())

@@ -9,8 +9,7 @@ import pytest
 import Hyperparameter_Search
 import Launch_Runs
 from launching import process
-from tests.tuning.stub import STUB, TUNE, with_stub
-from tuning import folds, report
+from tests.tuning.stub import TUNE
 
 KEY = 'k3y' * 13 + 'x'
 # notes what it got: arguments in a file that may be searched for the key, whether the key came by the environment
@@ -43,13 +42,9 @@ def test_a_launch_leaves_no_key(script, quick, tmp_path, monkeypatch, capsys):
     assert_nowhere(tmp_path, KEY, capsys.readouterr(), but=('runs.sh', 'key.yaml', 'main.py'))
 
 
-def test_a_search_leaves_no_key_and_no_password(flags, tmp_path, monkeypatch, capsys):
-    (tmp_path / 'main.py').write_text(NOTES + STUB.replace('PACE', '0'))
-    monkeypatch.setattr(process, 'MAIN', process.MAIN)
-    monkeypatch.setattr(process, 'start', process.start)
-    monkeypatch.setattr(folds, 'POLL', 0.03)
-    monkeypatch.setattr(report, 'plot', lambda *_: None)
-    with_stub(tmp_path)
+def test_a_search_leaves_no_key_and_no_password(flags, stub, tmp_path, capsys):
+    main = stub() / 'main.py'
+    main.write_text(NOTES + main.read_text())
     # SQLite ignores what it does not know, and stands here for a database with a password
     storage = f'sqlite:///file:{tmp_path}/study.sqlite?uri=true&password=pa55word'
     arguments = [*flags, *TUNE, '--n_trials', '1', '--wandb_key', KEY, '--storage', storage, '--n_epochs', '1',

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from records import run_folder
-from reports import final_rows, tables
+from reports import final_rows
 from tests.reports.printed import cells, cells_on, column_of, compile_latex, expected
 
 
@@ -388,17 +388,3 @@ def test_groups_that_cannot_be_averaged(make, evaluate, tmp_path):
     (folder / 'log.csv').write_text(text.replace(str(column_of(folder, 'test_nmi')[-1]), 'nan'))
     code, _, error = evaluate('--only', 'C_')
     assert code == 2 and 'group C, seed(s) 0: test_nmi is not a number' in error
-
-
-@pytest.mark.parametrize('n_datasets, n_metrics, environment', [
-    (1, 2, 'table'), (1, 3, 'table*'), (3, 5, 'table*')])
-def test_tables_fit_a_page_of_two_columns(n_datasets, n_metrics, environment, tmp_path):
-    names = [f'test_{name}' for name in ('e_recall@1', 'map_at_r', 'nmi', 'f1', 'mAP')][:n_metrics]
-    datasets = ['cub200', 'cars196', 'online_products'][:n_datasets]
-    table = {method: {(dataset, name): tables.Cell(.8, .01, 3, 3, '82.4 ± 0.1', best=method == 'MS')
-                      for dataset in datasets for name in names} for method in ('Contrastive_Distance', 'MS')}
-    latex = tables.latex(table, datasets, names, 'Mean ± standard deviation (n − 1).')
-    assert rf'\begin{{{environment}}}' in latex and (r'\resizebox' in latex) == (n_datasets * n_metrics > 9)
-    printed = compile_latex(latex, tmp_path, '\\documentclass[twocolumn]{article}\\usepackage{booktabs,graphicx}'
-                            '\\setlength{\\textwidth}{487pt}\\setlength{\\columnsep}{18pt}')
-    assert 'Overfull' not in printed

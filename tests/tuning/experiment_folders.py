@@ -108,8 +108,6 @@ def changes(config, date):
     losses = {
         'contrastive': {'loss_funcs.metric_loss': {'ContrastiveLoss': {'pos_margin': 0.1, 'neg_margin': 0.9}},
                         'mining_funcs': {}, 'sampler.MPerClassSampler.m': 4},
-        'multisimilarity': {'loss_funcs.metric_loss': {'MultiSimilarityLoss': {'alpha': 3, 'beta': 20, 'base': 0.4}},
-                            'mining_funcs': miners(min(date, DATES[2]))},
         'softmax': {'loss_funcs.metric_loss': {'NormalizedSoftmaxLoss': {
             'embedding_size': 512 if date == DATES[0] else 128, 'num_classes': 100, 'temperature': 0.2}},
             'mining_funcs': {}, 'sampler.MPerClassSampler.m': 1},
@@ -135,9 +133,7 @@ def changes(config, date):
     own = {'Adam': {'lr': 1e-4, 'weight_decay': 1e-5}}
     optimizers = {
         'softmax': {'metric_loss_optimizer': {'RMSprop': {'lr': 0.004, 'momentum': 0.9, 'weight_decay': 1e-4}}},
-        'daml': {'generator_optimizer': own}, 'classifier': {'classifier_optimizer': own},
-        'sgd': dict.fromkeys(('trunk_optimizer', 'embedder_optimizer'), {'SGD': {
-            'lr': 2e-5, 'momentum': 0.9, 'nesterov': True, 'weight_decay': 3e-5}})}.get(config, {})
+        'daml': {'generator_optimizer': own}, 'classifier': {'classifier_optimizer': own}}.get(config, {})
     wide = {'batch_size': 128, 'freeze_batchnorm': False, 'models.embedder.MLP.layer_sizes': [512]}
     models = {
         'googlenet': wide | {'models.trunk': {'googlenet': {'pretrained': True, 'aux_logits': False,
@@ -158,9 +154,6 @@ def changes(config, date):
         '224_random_crop': {
             'train': {'Resize': {'size': '256 256'}, 'RandomCrop': {'size': 224}} | flip,
             'eval': {'Resize': {'size': '256 256'}, 'CenterCrop': {'size': 224}}},
-        '227_random_crop': {
-            'train': {'Resize': {'size': '256 256'}, 'RandomCrop': {'size': 227}} | flip,
-            'eval': {'Resize': {'size': '256 256'}, 'CenterCrop': {'size': 227}}},
         '299_random_resize': {
             'train.Resize.size': 337, 'train.RandomResizedCrop.size': 299, 'eval.Resize.size': 337,
             'eval.CenterCrop.size': 299},
@@ -170,8 +163,8 @@ def changes(config, date):
             'transforms': {f'transforms.{name}': value for name, value in transforms.items()}}
 
 
-CONFIGS = ('default', 'contrastive', 'multisimilarity', 'softmax', 'daml', 'classifier', 'cascade', 'unsupervised',
-           'sgd', 'googlenet', 'resnet50', '224_random_crop', '227_random_crop', '299_random_resize', 'old_approach')
+CONFIGS = ('default', 'contrastive', 'softmax', 'daml', 'classifier', 'cascade', 'unsupervised', 'googlenet',
+           'resnet50', '224_random_crop', '299_random_resize', 'old_approach')
 
 
 def options_of(date, config='default'):

@@ -29,11 +29,6 @@ def test_whole_numbers_have_a_step():
     assert ranges.range_text(ranges.stored(ranges.parse('bs 8 112 int'.split())[1])) == '8 112 int'
 
 
-def test_a_choice_that_main_refuses_is_refused():
-    with pytest.raises(UserError, match='invalid choice'):
-        ranges.parse(['scheduler', 'step,cosinus'])
-
-
 def test_arguments_of_a_librarys_loss_are_tuned():
     tuned = dict(ranges.parse(words.split()) for words in
                  ('loss_pml_args.alpha 1 5 int', 'loss_pml_args.swap true,false', 'miner_pml_args.epsilon 0.1 1 log'))
