@@ -38,6 +38,9 @@ _RUN = {'n_classes': {'type': 'int', 'at_least': 1, 'help': 'number of classes'}
         'iterations_per_epoch': {'default': 0, 'at_least': 0, 'help': 'batches per epoch, 0: as many as fit'},
         'tuple_statistics': {'default': False, 'help': 'whether to count the tuples'}}
 
+# keywords that the training step gives every loss; some take them (docs/extending.md)
+_INPUTS = {'batch_features', 'f_embed', 'indices', 'step', 'epoch', 'feature_maps', 'images', 'teacher_batch'}
+
 
 def criterion(loss, miner=None, **settings):
     """
@@ -78,9 +81,9 @@ def criterion(loss, miner=None, **settings):
         about = _RUN.get(error.name, {}).get('help', 'what the file reads as opt.' + error.name)
         raise TypeError(f'criterion {loss!r}: give {error.name} ({about})') from None
     sizes = getattr(opt, 'n_classes', None), getattr(opt, 'embed_dim', None)
-    takes = functools.partial(_calls.take_call, loss, *sizes)
+    takes = functools.partial(_take_call, loss, *sizes)
     built.register_forward_pre_hook(takes, prepend=True, with_kwargs=True)
-    built.forward = types.MethodType(_calls.zero_without_samples, built)
+    built.forward = types.MethodType(_zero_without_samples, built)
     return built
 
 
@@ -102,7 +105,7 @@ def miner(name, masks=False, **settings):
     mined = _mined.Miner(batchminer, name, masks)
 
     def mine(batch, labels):
-        labels = _calls.labels_of_batch(batch, labels)
+        labels = _labels_of_batch(batch, labels)
         if not len(batch):
             has_masks = masks and getattr(_module('miner', name), 'RETURNS', '') == 'masks'
             none = torch.zeros(0, 0, dtype=torch.bool, device=batch.device)
@@ -133,7 +136,7 @@ def sampler(name, labels, superclasses=None, embeddings=None, **settings):
     opt = _namespace('sampler', name, settings)
     module = _module('sampler', name)
     further = []
-    labels = _calls.labels_of_images(labels)
+    labels = _labels_of_images(labels)
     if labels.dim() != 1:
         raise ValueError(f'expected labels [N], not {[*labels.shape]}')
     for argument, value, needed in (('embeddings', embeddings, getattr(module, 'REQUIRES_STORAGE', False)),
@@ -172,7 +175,7 @@ def metrics(names, seed=0):
 
     def measure(embeddings, labels, is_query=None):
         embeddings = torch.as_tensor(embeddings).detach()
-        labels = _calls.labels_of_images(labels)
+        labels = _labels_of_images(labels)
         if embeddings.dim() != 2 or labels.shape != embeddings.shape[:1] or not len(labels):
             raise ValueError(f'expected embeddings [N, D] and labels [N], not {[*embeddings.shape]} and '
                              f'{[*labels.shape]}')
@@ -236,7 +239,6 @@ def _import(package, stem):
 
 
 _method_flags = _import('flags', 'method_flags')
-_calls = _import('utilities', 'hub_calls')
 _mined = _import('utilities', 'mined')
 
 
@@ -348,12 +350,6 @@ def _namespace(kind, name, settings, others=()):
     return types.SimpleNamespace(**defaults | {'loss': None} | chosen)
 
 
-def _miner(opt, loss, name):
-    """The miner as a criterion takes it. loss: the file of the criterion."""
-    batchminer = _module('miner', name).BatchMiner(opt) if isinstance(name, str) else name
-    return _mined.fitted(loss, batchminer, name if isinstance(name, str) else 'of yours')
-
-
 def _built(opt, loss, miner):
     """The Criterion of a loss, with its miner, the losses inside it and parameter_groups()."""
     opt = types.SimpleNamespace(**vars(opt) | {'loss': loss})
@@ -367,10 +363,114 @@ def _built(opt, loss, miner):
         allowed = module.ALLOWED_MINING_OPS or [*_files('miner')]
         if miner is None or isinstance(miner, str) and miner not in allowed:
             raise ValueError(f'criterion {loss!r}: miner {miner!r}; choose from {", ".join(allowed)}')
-        built = module.Criterion(opt, _miner(opt, module, miner))
+        batchminer = _module('miner', miner).BatchMiner(opt) if isinstance(miner, str) else miner
+        name = miner if isinstance(miner, str) else 'of yours'
+        built = module.Criterion(opt, _mined.fitted(module, batchminer, name))
     else:
         built = module.Criterion(opt)
     return _mined.finished(built)
+
+
+def _take_call(loss, n_classes, embed_dim, criterion, arguments, named):
+    """
+    A hook that turns the arguments of a call (batch, labels, indices_tuple, ref_emb, ref_labels) into those of the
+    loss, and gives the tuples to its miners. Raises TypeError for keywords that no loss, or not this one, takes;
+    ValueError for tuples of another form, for tuples without a miner and for references that the loss does not take;
+    and the errors of _labels_of_batch.
+    """
+    batch, labels, tuples, references, more = _called_with(*arguments, **named)
+    taken = criterion.takes - {'batch', 'labels', 'kwargs'} | _INPUTS
+    unknown = [name for name in more if name not in taken]
+    if unknown:
+        raise TypeError(f'criterion {loss!r}: unknown {", ".join(unknown)}; it takes batch, labels, indices_tuple, '
+                        f'ref_emb, ref_labels, {", ".join(sorted(taken))}')
+    labels = _labels_of_batch(batch, labels, n_classes, embed_dim)
+    if any(value is not None for value in references):
+        more |= _reference_keywords(loss, criterion, batch, references, tuples, n_classes)
+    miners = [part.batchminer for part in criterion.modules() if hasattr(part, 'batchminer')]
+    if tuples is not None and not miners:
+        raise ValueError(f'criterion {loss!r} takes no tuples of a miner: leave out indices_tuple, or the miner '
+                         'of the trainer')
+    found = None
+    if tuples is not None:
+        try:
+            found = _mined.checked(tuples, batch)
+        except (TypeError, ValueError, RuntimeError, IndexError):
+            raise ValueError(f'indices_tuple: {_mined.described(tuples)}; expected three or four tensors of indices, '
+                             'as miners of pytorch-metric-learning return them, or triplets [T, 3]') from None
+    for miner in miners:
+        miner.of_step.tuples = found
+        if miner.use == 'own' and miner.takes_masks and isinstance(found, torch.Tensor):
+            raise ValueError(f'criterion {loss!r} takes pairs, not triplets: give (anchors, positives, anchors, '
+                             'negatives), or two bool masks [B, B]')
+    return (), {'batch': batch, 'labels': labels} | more
+
+
+def _called_with(batch, labels, indices_tuple=None, ref_emb=None, ref_labels=None, **more):
+    return batch, labels, indices_tuple, (ref_emb, ref_labels), more
+
+
+def _reference_keywords(loss, criterion, batch, given, tuples, n_classes):
+    """ref_emb and ref_labels of a call as the keywords of a loss. Raises ValueError where it does not take them."""
+    embeddings, labels = given
+    if embeddings is None or labels is None:
+        raise ValueError('give ref_emb and ref_labels together')
+    if 'references' not in criterion.takes:
+        raise ValueError(f'criterion {loss!r} compares a batch with itself only: leave out ref_emb and ref_labels')
+    if tuples is not None:
+        raise ValueError('give indices_tuple or ref_emb, not both: all samples are compared with all references')
+    labels = _labels_of_batch(embeddings, labels, n_classes, batch.shape[1])
+    return {'references': embeddings, 'reference_labels': labels}
+
+
+def _zero_without_samples(criterion, batch, labels, **more):
+    """The forward() of a criterion, which gives 0 with a graph for a batch without a sample."""
+    if not len(batch):
+        return batch.sum() * 0
+    return type(criterion).forward(criterion, batch=batch, labels=labels, **more)
+
+
+def _labels_of_batch(batch, labels, n_classes=None, embed_dim=None):
+    """
+    The labels as int64 on the batch's device, to which labels on the CPU are copied.
+
+    Raises TypeError for labels that are not integers; ValueError for shapes other than [B, embed_dim] and [B], for two
+    devices, and for a class outside 0 ... n_classes − 1. On a GPU the latter is an assertion, for which the host does
+    not wait.
+    """
+    for what, value in (('embeddings [B, D]', batch), ('labels [B]', labels)):
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f'expected {what}, a tensor, not {"None" if value is None else type(value).__name__}')
+    if not batch.is_floating_point():
+        raise TypeError(f'expected embeddings of a floating-point type, not {batch.dtype}')
+    if batch.dim() != 2 or labels.shape != batch.shape[:1]:
+        raise ValueError(f'expected embeddings [B, D] and labels [B], not {[*batch.shape]} and {[*labels.shape]}')
+    if embed_dim not in (None, batch.shape[1]):
+        raise ValueError(f'expected embeddings [B, {embed_dim}], as embed_dim={embed_dim} says, not {[*batch.shape]}')
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f'expected labels of an integer type, not {labels.dtype}')
+    if labels.device.type not in ('cpu', batch.device.type):
+        raise ValueError(f'the embeddings are on {batch.device} and the labels on {labels.device}')
+    labels = labels.to(batch.device, torch.int64)
+    if n_classes is not None and labels.device.type != 'mps' and len(labels):
+        in_range = (labels.clamp(0, n_classes - 1) == labels).all()
+        if labels.device.type != 'cpu':
+            torch._assert_async(in_range, f'expected labels from 0 to {n_classes - 1}')
+        elif not in_range:
+            raise ValueError(f'expected labels from 0 to {n_classes - 1}, not {labels.min()} to {labels.max()}')
+    return labels
+
+
+def _labels_of_images(labels):
+    """The labels [N] of metrics() and sampler() on the CPU; integers as int64. Raises ValueError for NaN."""
+    labels = torch.as_tensor(labels).cpu()
+    if not labels.is_floating_point():
+        return labels.long()
+    n_missing = int(labels.isnan().sum())
+    if n_missing:
+        raise ValueError(f'{n_missing} of the {len(labels)} labels are NaN; leave these images out, or give them a '
+                         'class')
+    return labels
 
 
 def _exported(file, device):

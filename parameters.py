@@ -137,8 +137,6 @@ def data_parameters(parser):
         help='start of the test range, as a fraction of the sorted classes; it wraps around')
     add('--train_level', metavar='N', type=COUNT, default=0,
         help='labels in training: 0 for classes, 1 for their super-classes, more for coarser levels')
-    add('--label_noise', metavar='FRACTION', type=number(float, 0, 1), default=0.0,
-        help='fraction of the training images that get a wrong label, uniform over the other classes')
     switch('--unsupervised', help='train with each image as a class of its own; evaluation uses the labels')
     switch('--use_tv_split', common=True, help='split a validation set off the training set')
     switch('--tv_split_by_samples',
@@ -228,11 +226,9 @@ def network_parameters(parser):
     add('--embed_init',
         choices={'default': "torch's random weights", 'orthogonal': 'random orthogonal rows',
                  'kaiming': 'normal with standard deviation (2 / --embed_dim)^(1/2)',
-                 'identity': 'the first --embed_dim features', 'pca': 'principal components of the training features',
-                 'lda': 'their linear discriminants'}, default='default',
+                 'identity': 'the first --embed_dim features', 'pca': 'principal components of the training features'},
+        default='default',
         help='initial weights of the embedding layer')
-    add('--embed_lda_shrinkage', type=FRACTION, default=0.1,
-        help='--embed_init lda: weight of a multiple of the identity in the within-class covariance')
     add('--freeze', type=frozen_part, default='none', metavar='none|backbone|stem|N',
         help='part of the backbone that is not trained; N: the stem and the first N blocks; none trains all')
     add('--lora_rank', type=COUNT, default=0,

@@ -16,7 +16,7 @@ import datasets
 import evaluation
 import optimization
 import training_step
-from architectures import batch_norm, embedding_layer, weights
+from architectures import embedding_layer, weights
 from datasets import features
 from evaluation.embedding import evaluation_batches
 from optimization import moving_average
@@ -128,13 +128,11 @@ def build(opt):
     elif not has_checkpoint(opt):
         fit_embedding(opt, parts)
     parts.miner = batch_mining.select(opt, criteria.takes_miner)
-    batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
     check_pairs(unnoted(opt), parts.criterion)
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
     drawn = opt if opt.n_epochs else changed(opt, bs=2, samples_per_class=2, views=1)
     parts.sampler = datasampler.select(drawn, parts.data.train, parts.criterion)
-    batch_norm.check_pieces(opt, parts.model)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
     let_embed(opt, parts, n_steps)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps,
@@ -168,6 +166,7 @@ def let_embed(opt, parts, n_steps):
         parts.sampler.storage.embed = embed
     for miner in parts.miner if isinstance(parts.miner, list) else [parts.miner]:
         if getattr(miner, 'update_every', 0):
+            batch_mining.check_feedback(parts.data.evaluation.get('val'))
             miner.validate = validate
 
 
@@ -264,12 +263,12 @@ def prepare(opt):
 
 
 def fit_embedding(opt, parts):
-    """Fits the embedding layer to the features of the training images, with --embed_init pca or lda."""
-    if opt.embed_init in embedding_layer.FITTED:
+    """Fits the embedding layer to the features of the training images, with --embed_init pca."""
+    if opt.embed_init == 'pca':
         keep_evaluated_features(opt, parts)
         train = parts.data.evaluation['train']
         rows = evaluation.embed(opt, parts.model, train, 'train', features=True).embeddings
-        embedding_layer.fit(opt, parts.model.f_embed, rows, parts.data.train.labels)
+        embedding_layer.fit(opt, parts.model.f_embed, rows)
 
 
 def build_backbone(opt):

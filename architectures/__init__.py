@@ -1,6 +1,4 @@
 """Networks: a backbone with an embedding layer instead of its classifier."""
-import difflib
-
 from architectures import (
     bninception,
     conv4,
@@ -61,11 +59,8 @@ def find(arch):
 
 
 def unknown(arch, names, choices):
-    """The UserError for an --arch that is none of `names`; it gives the most similar name, with the right suffixes."""
+    """The UserError for an --arch that is none of `names`; it gives the most similar name."""
     prefix, colon, name = arch.rpartition(':')
-    for suffix in SUFFIXES:
-        for word in difflib.get_close_matches(suffix[1:], name.split('_')[1:], cutoff=0.75):
-            name = name.replace(f'_{word}', suffix)
     ending = name.removeprefix(parse(name)[0])
     near = nearest(name, [known + ending for known in names], prefix + colon)
     return UserError(f'--arch {arch}: unknown; {choices}; {" and ".join(SUFFIXES[:2])} may be appended{near}')
@@ -83,16 +78,19 @@ def select_backbone(opt):
         backbone = Backbone(**public_network.backbone_arguments(opt, module))
     else:
         backbone = module.backbone(opt)
-    for flag in ('mean', 'std'):
-        if getattr(opt, f'input_{flag}'):
-            setattr(backbone, flag, per_channel(opt, f'input_{flag}'))
+    for name in ('mean', 'std'):
+        values = getattr(opt, f'input_{name}')
+        if values and len(values) not in (1, 3):
+            raise UserError(f'--input_{name} takes one number or one per channel, not {len(values)}')
+        if values:
+            setattr(backbone, name, tuple(values * 3 if len(values) == 1 else values))
     if opt.input_bgr is not None:
         backbone.bgr = opt.input_bgr
     if '_double' in parse(opt.arch)[1] and backbone.f_embed is None:
         if opt.pool not in (None, 'avg_max'):
             raise UserError(f'--arch {opt.arch}: _double means --pool avg_max; leave --pool {opt.pool} out')
         opt = changed(opt, pool='avg_max')
-    backbone.pool = pooling.select(opt, backbone)
+    backbone.pool = pooling.select(opt, backbone) if opt.pool else None
     given = f'--input_size {written(backbone.size)}'
     backbone.n_features = count_features(backbone, opt, sides(backbone.size), given)
     for given, size in in_evaluation(opt, backbone.size).items():
@@ -110,12 +108,7 @@ def select(opt, backbone=None):
     """
     backbone = backbone or select_backbone(opt)
     arch, suffixes = parse(opt.arch)
-    weights.load(opt, arch, backbone)
+    if opt.weights or not opt.not_pretrained:
+        weights.load(opt, arch, backbone)
     return EmbeddingNetwork(opt, backbone, '_frozen' in suffixes, '_normalize' in suffixes)
 
-
-def per_channel(opt, flag):
-    values = getattr(opt, flag)
-    if len(values) not in (1, 3):
-        raise UserError(f'--{flag} takes one number or one per channel, not {len(values)}')
-    return tuple(values * 3 if len(values) == 1 else values)

@@ -10,7 +10,6 @@ from architectures import depth, pooling
 from architectures.embedding_layer import embedding_layer
 from utilities.errors import UserError
 from utilities.image_size import sides
-from utilities.namespace import changed
 
 
 class InnerLevels(torch.nn.Module):
@@ -34,7 +33,8 @@ class InnerLevels(torch.nn.Module):
             if self.features.get(name) is None:
                 raise UserError(f'--cascade {block}: --arch {opt.arch} gives neither maps nor tokens there; choose '
                                 'another block')
-        self.layers = torch.nn.ModuleList(embedding_layer(level_options(opt), self.features[name].shape[1])
+        dim = opt.embed_dim // (len(opt.cascade) + 1)
+        self.layers = torch.nn.ModuleList(embedding_layer(opt, self.features[name].shape[1], dim)
                                           for name in self.names)
         self.features.clear()
 
@@ -44,11 +44,6 @@ class InnerLevels(torch.nn.Module):
     def forward(self):
         """-> the embeddings of the inner levels, a list of [B, --embed_dim / K]; empties `features`."""
         return [layer(self.features.pop(name)) for layer, name in zip(self.layers, self.names, strict=True)]
-
-
-def level_options(opt):
-    """The namespace of one of the K levels: --embed_dim is divided by K."""
-    return changed(opt, embed_dim=opt.embed_dim // (len(opt.cascade) + 1), cascade=[])
 
 
 def last_module_name(opt, block, network):

@@ -66,8 +66,6 @@ def freeze(opt, network):
     Sets requires_grad to False for the parameters that --freeze names. Returns the names of their modules, which must
     stay in evaluation mode ('' is the network). Raises UserError if the network has fewer blocks.
     """
-    if opt.freeze == 'none':
-        return []
     found = blocks(network)
     if opt.freeze == 'backbone':
         network.requires_grad_(False)

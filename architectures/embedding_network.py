@@ -39,7 +39,8 @@ class Backbone:
     bgr:      whether that order is blue, green, red.
     head:     name prefixes of the removed classifiers in weight files.
     renamed:  {name prefix in weight files: the network's name prefix}, where they differ.
-    download: () -> the pretrained state dict; None where there is none.
+    url:      address of the pretrained state dict, with its hash in the name; None where there is none.
+    download: () -> the pretrained state dict, if it is not that of `url`.
     converted: (network, state dict) -> a state dict with the network's names and shapes, as far as the library can
               convert it; None where it converts none.
     maps:     (network, images) -> the input of the pooling: the last maps [B, C, H, W], or the tokens [B, T, C] of a
@@ -56,6 +57,7 @@ class Backbone:
     bgr: bool = False
     head: tuple = ()
     renamed: dict = field(default_factory=dict)
+    url: str | None = None
     download: Callable | None = None
     converted: Callable | None = None
     maps: Callable | None = None
@@ -119,9 +121,10 @@ class EmbeddingNetwork(torch.nn.Module):
         self.maps, self.pool = backbone.maps, backbone.pool
         self.f_embed = backbone.f_embed
         if self.f_embed is None:
-            self.f_embed = embedding_layer(cascade.level_options(opt), backbone.n_features)
+            self.f_embed = embedding_layer(opt, backbone.n_features, opt.embed_dim // (len(opt.cascade) + 1))
         self.inner = cascade.InnerLevels(opt, backbone) if opt.cascade else None
-        self.kept = depth.freeze(opt, self.backbone)            # names of modules that stay in evaluation mode
+        # names of modules that stay in evaluation mode
+        self.kept = [] if opt.freeze == 'none' else depth.freeze(opt, self.backbone)
         if opt.lora_rank:
             self.backbone.requires_grad_(False)
             low_rank.adapt(opt, self.backbone)

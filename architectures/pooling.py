@@ -42,11 +42,9 @@ OF_TOKENS = {'token': class_token, 'patches': mean_of_patches, 'token_patches': 
 
 def select(opt, backbone):
     """
-    The function or module of --pool, from maps [B, C, H, W] or tokens [B, T, C] to features [B, F]; None for the
-    network's own pooling. Raises UserError if the network does not give the maps or tokens, or has no class token.
+    The function or module of --pool, from maps [B, C, H, W] or tokens [B, T, C] to features [B, F]. Raises UserError if
+    the network does not give the maps or tokens, or has no class token.
     """
-    if opt.pool is None:
-        return None
     if backbone.maps is None:
         raise UserError(f'--pool {opt.pool}: --arch {opt.arch} gives only pooled features; leave the flag out or '
                         'choose a network of timm')

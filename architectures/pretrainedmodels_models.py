@@ -11,14 +11,6 @@ ALEXNET = {'features.': '_features.', 'classifier.1.': 'linear0.', 'classifier.4
 VGG = {'features.': '_features.', 'classifier.0.': 'linear0.', 'classifier.3.': 'linear1.'}
 
 
-class Download:
-    def __init__(self, url):
-        self.url = url
-
-    def __call__(self):
-        return torch.hub.load_state_dict_from_url(self.url, map_location='cpu', check_hash=True, weights_only=True)
-
-
 def library():
     try:
         import pretrainedmodels
@@ -79,4 +71,4 @@ def backbone(opt, name, size=None):
     return Backbone(network, opt.input_size or size or settings['input_size'][1],
                     tuple(value / top for value in settings['mean']), tuple(value / top for value in settings['std']),
                     bgr=settings['input_space'] == 'BGR', head=HEADS, renamed=renamed,
-                    download=Download(settings['url']), maps=maps)
+                    url=settings['url'], maps=maps)

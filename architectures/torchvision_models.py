@@ -7,17 +7,6 @@ NAMES = 'torchvision.models.list_models()'
 AUXILIARY = ('aux1.', 'aux2.', 'AuxLogits.')        # classifiers of inner layers, which are left out
 
 
-class Download:
-    """() -> the state dict of a torchvision weights entry, checked against its hash."""
-
-    def __init__(self, weights):
-        self.weights = weights
-        self.url = weights.url
-
-    def __call__(self):
-        return self.weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
-
-
 def names():
     from torchvision import models
     return models.list_models(models)
@@ -48,5 +37,5 @@ def backbone(opt, name, weights='DEFAULT', size=None):
     network = models.get_model(name, weights=None, **arguments)
     head = remove_classifier(network, f'torchvision:{name}')
     return Backbone(network, opt.input_size or size or preset.crop_size[0], **input_format,
-                    head=(f'{head}.', *AUXILIARY), download=Download(entry),
+                    head=(f'{head}.', *AUXILIARY), url=entry.url,
                     maps=None if name.startswith(('vit_', 'maxvit_')) else maps)

@@ -19,7 +19,7 @@ WRAPPERS = ('module', '_orig_mod')            # parts of names that DataParallel
 
 def load(opt, name, backbone):
     """
-    Loads --weights, or the pretrained weights unless --not_pretrained, into backbone.network.
+    Loads --weights, or else the pretrained weights, into backbone.network.
 
     The weights must contain every parameter of the network, and nothing else except a classifier, which is ignored.
     If their names have a prefix, it is dropped, with a note. If they do not fit, the network's library may convert
@@ -30,9 +30,7 @@ def load(opt, name, backbone):
     if opt.weights:
         state, keys = read_state_dict(opt.weights, lambda found: find_prefix(found, backbone) is not None)
         source = f'--weights {opt.weights}'
-    elif opt.not_pretrained:
-        return
-    elif backbone.download is None:
+    elif not backbone.url and not backbone.download:
         raise UserError(f'--arch {name} has no pretrained weights: train from scratch with --not_pretrained, or pass '
                         '--weights FILE')
     else:
@@ -195,11 +193,13 @@ def read_file(path, flag):
 
 def download(name, backbone):
     try:
-        return backbone.download()
+        if backbone.download:
+            return backbone.download()
+        return torch.hub.load_state_dict_from_url(backbone.url, map_location='cpu', check_hash=True, weights_only=True)
     except UserError:
         raise
     except Exception as error:  # each library reports a missing network in its own way
-        url = getattr(backbone.download, 'url', None) or ''
+        url = backbone.url or ''
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         known = re.search(r'-([0-9a-f]{8,64})\.\w+$', url)
         hint = f' (any copy will do whose SHA-256 begins with {known[1]})' if known else ''

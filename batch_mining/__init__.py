@@ -70,15 +70,11 @@ class Miners(list):
     """The miners of a sum of losses, by position; None where a loss needs none."""
 
 
-def check_feedback(miner, images):
+def check_feedback(images):
     """
-    Raises UserError if the miner learns from validation metrics and the validation split does not define them.
-
-    images: the validation split, None where there is none.
+    Raises UserError if the validation split does not define the metrics that a miner learns from. images: the split;
+    None where there is none.
     """
-    miners = miner if isinstance(miner, Miners) else [miner]
-    if not any(getattr(one, 'update_every', 0) for one in miners):
-        return
     if images is None:
         raise UserError('--miner_parametric_adapt learns from validation images of the training classes: add '
                         '--use_tv_split')

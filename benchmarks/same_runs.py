@@ -50,7 +50,6 @@ WRAPPED = {
     'micro_of_sum': '--loss triplet+softmax --batch_mining semihard --micro_bs 8',
     'views': '--loss ntxent --views 2 --samples_per_class 2',
     'unsupervised': '--loss ntxent --unsupervised --views 2 --samples_per_class 1 --data_sampler image_random',
-    'label_noise': '--loss multisimilarity --label_noise 0.3',
     'pads': '--loss margin --batch_mining parametric --miner_parametric_adapt --miner_parametric_update_every 2',
     'optimizers': '--loss proxynca --optim adamw --loss_optim sgd --clip_grad 1 --scheduler cosine',
     'storage': '--loss multisimilarity --data_sampler fid_batchmatch --data_batchmatch_bigbs 64 --data_mb_mom 0.5',

@@ -9,7 +9,6 @@ import datasets
 import evaluation
 import optimization
 import parameters
-from architectures import embedding_layer
 from configuration import resuming
 from flags import command_line
 from flags.command_line import accepted_settings, given, mappings, merged, read_config, tokens
@@ -22,7 +21,7 @@ REMOVED = {
     'language_distill_w': 0.0, 'language_vectors': None, 'language_pseudoclass': False, 'language_pseudoclass_topk': 5,
     'language_delay': 0, 'language_shift': 1.0, 'language_temp': 1.0, 'language_distill_dir': 'backward',
     'mahalanobis': False, 'mahalanobis_lr': -1.0, 'prompts': 0, 'prompt_depth': 0,
-    'decode': 'exact',
+    'decode': 'exact', 'label_noise': 0.0, 'embed_lda_shrinkage': 0.1, 'class_weights_divisor': 'samples',
 }
 # Removed flags that never changed a result
 REMOVED_WITHOUT_EFFECT = {'language_model'}
@@ -73,9 +72,7 @@ def parse(arguments, defaults=None):
     if opt.resume:
         resuming.check(opt, settings, recorded_settings(opt))
     choose_splits(opt)
-    # another scheme than the --config file's, as for a plain run with the best setting of a search
-    unused = asked.keys() - typed.keys() if 'split_scheme' in typed else ()
-    check(opt, [name for name in opt.given if vars(opt)[name] != parser.get_default(name) and name not in unused])
+    check(opt)
     return Flags(vars(opt))
 
 
@@ -97,15 +94,10 @@ def choose_splits(opt):
             opt.split_scheme = None
 
 
-def check(opt, changed):
-    """
-    Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data.
-
-    changed: the given flags that differ from their defaults, but for those of a --config file that need not fit.
-    """
+def check(opt):
+    """Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data."""
     run_folder.check_names(opt)
-    datasets.check(opt, changed)
-    embedding_layer.check_flags(opt)
+    datasets.check(opt)
     datasampler.check(opt)
     check_methods(opt)
     criteria.check_flags(opt)
@@ -151,6 +143,8 @@ def without_removed(place, settings):
     """
     used = [f'--{name} {command_line.text_of(settings[name])}' for name, default in REMOVED.items()
             if settings.get(name, default) != default]
+    if settings.get('embed_init') == 'lda':
+        used.append('--embed_init lda')
     if used:
         raise UserError(f'{place}: it was trained with {", ".join(used)}, which no longer exists; use the code of the '
                         f'git tag {TAG}')

@@ -14,9 +14,6 @@ FLAGS = {
                       'help': 'weights of the classes in the loss: balanced, larger for smaller classes, or a CSV file '
                               'of class,weight'},
     'class_weights_beta': {'argument': 'beta', 'at_least': 0, 'at_most': 1},
-    'class_weights_divisor': {'argument': 'divisor', 'choices': {
-        'samples': 'the number of samples, as in pytorch-metric-learning',
-        'weights': 'the sum of their weights, as in torch.nn.CrossEntropyLoss'}},
 }
 
 
@@ -36,27 +33,21 @@ def balanced_weights(class_counts, beta=0.9999):
     return (weights / weights.mean()).float()
 
 
-def weighted_mean(values, weights, counted=None, divisor='samples'):
+def weighted_mean(values, weights, counted=None):
     """
     Args:
         values:  [B], the values of the samples.
         weights: [B], the weights of their classes.
         counted: [B] bool, whether a sample has a value; by default all do.
-        divisor: what the sum of the weighted values of a loss is divided by.
 
-    Returns: scalar, the sum of the values times the weights, divided by the number of samples, or by their weights.
+    Returns: scalar, the sum of the values times the weights, divided by the number of samples, as in
+    pytorch-metric-learning.
 
-    >>> values, weights = torch.tensor([1., 2.]), torch.tensor([3., 1.])
-    >>> weighted_mean(values, weights), weighted_mean(values, weights, divisor='weights')
-    (tensor(2.5000), tensor(1.2500))
+    >>> weighted_mean(torch.tensor([1., 2.]), torch.tensor([3., 1.]))
+    tensor(2.5000)
     """
-    weights = weights.to(values.dtype)
     counted = torch.ones_like(values, dtype=torch.bool) if counted is None else counted
-    total = (weights * values).where(counted, 0).sum()
-    if divisor == 'samples':
-        return total / counted.sum().clamp(min=1)
-    weight = weights.where(counted, 0).sum()
-    return total / weight.where(weight > 0, 1)
+    return (weights.to(values.dtype) * values).where(counted, 0).sum() / counted.sum().clamp(min=1)
 
 
 class ClassWeighted(torch.nn.Module):
@@ -65,17 +56,16 @@ class ClassWeighted(torch.nn.Module):
     counts [B]). weights: [C], of the classes.
     """
 
-    def __init__(self, criterion, weights, divisor='samples'):
+    def __init__(self, criterion, weights):
         super().__init__()
         self.criterion = criterion
-        self.divisor = divisor
         self.register_buffer('class_weights', weights, persistent=False)    # flags and data give them
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
         values = self.criterion(batch=batch, labels=labels, reduction='none', **kwargs)
         values, counted = values if isinstance(values, tuple) else (values, None)
-        return weighted_mean(values, self.class_weights[labels], counted, self.divisor)
+        return weighted_mean(values, self.class_weights[labels], counted)
 
 
 def read_weights(file, class_names):
@@ -124,4 +114,4 @@ def around(opt, build, miner):
     if 'reduction' not in criterion.takes:
         raise ValueError(f'--class_weights does not work with --loss {opt.loss}: it needs a loss that has a value for '
                          'each sample, such as softmax, proxynca or multisimilarity')
-    return ClassWeighted(criterion, chosen_weights(opt), opt.class_weights_divisor)
+    return ClassWeighted(criterion, chosen_weights(opt))

@@ -29,14 +29,9 @@ SAMPLERS = {
 BATCH = ('bs', 'samples_per_class')          # the flags of the batch size
 
 
-def is_default(opt):
-    """Whether --bs and --samples_per_class are neither given nor taken from a run (--resume, --reproduce)."""
-    return not (opt.resume or opt.reproduce or set(BATCH) & set(opt.given))
-
-
 def chosen_later(opt):
-    """The flags whose values choose_batch() may change."""
-    return BATCH if is_default(opt) else ()
+    """The flags whose values choose_batch() may change: none if one is given or taken from a run."""
+    return () if opt.resume or opt.reproduce or set(BATCH) & set(opt.given) else BATCH
 
 
 def distinct(opt):
@@ -66,7 +61,7 @@ def choose_batch(opt, images):
     as this allows, and at most as many as half of the classes have. A sampler that does not repeat images gets at most
     all images, and so does either with --unsupervised. Each image counts --views times.
     """
-    if not is_default(opt):
+    if not chosen_later(opt):
         return
     n_images = len(images.image_list)
     sizes = sorted(map(len, images.image_dict.values()))

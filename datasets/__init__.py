@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from tqdm import tqdm
 
 from datasets import (
-    boxes,
     cars196,
     cub200,
+    decoding,
     folder,
     glyphs,
     inshop,
-    label_noise,
     omniglot,
     online_products,
     splits,
@@ -38,7 +37,7 @@ class Data:
     """
     train:       the training images, with augmentation; empty where a data set without a training split is
                  evaluated. With --unsupervised, each image is a class of its own; with --train_level, the classes are
-                 super-classes; with --label_noise, some labels are wrong.
+                 super-classes.
     evaluation:  {split: ImageSet} without augmentation, for each of 'train', 'val' and 'test' that exists.
     description: the classes and hashes of the splits, from splits.describe.
     """
@@ -47,17 +46,14 @@ class Data:
     description: dict
 
 
-def check(opt, changed):
-    """Raises UserError for flags of the data that do not go together. changed: as for splits.check()."""
+def check(opt):
+    """Raises UserError for flags of the data that do not go together."""
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
-    if opt.unsupervised and opt.label_noise:
-        raise UserError(f'--label_noise {opt.label_noise} changes labels of the training images, which --unsupervised '
-                        'does not use; leave one of them out')
     if opt.unsupervised and opt.train_level:
         raise UserError(f'--train_level {opt.train_level} and --unsupervised exclude each other: an image that is a '
                         'class of its own has no super-class')
-    splits.check(opt, changed)
+    splits.check(opt)
     transforms.check(opt)
 
 
@@ -81,15 +77,17 @@ def select(opt, input_size):
         table = replace(table, parts=None, roles=None)       # or else queries would be compared with the gallery only
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation) for name, chosen in split.items()}
-    labelled = each_its_own_class(table) if opt.unsupervised else at_level(table, opt)
+    labelled = table
+    if opt.unsupervised:
+        labelled = replace(table, classes=[f'{i:09}' for i in range(len(table.paths))], superclasses={}, coarser=[])
+    elif opt.train_level:
+        labelled = at_level(table, opt)
     train = ImageSet(labelled, split.get('train', []), training)
     description = splits.describe(sets) | {'image_hashes': splits.image_hashes(table, split)}
     if opt.splits:
         description['splits_file'] = splits.split_file.describe(opt)
     if other_data:
         description['other_data'] = other_data
-    if opt.label_noise:
-        description['label_noise'] = label_noise.apply(opt, train)
     return Data(train, sets, description)
 
 
@@ -105,16 +103,9 @@ def unlike_published(dataset, table):
     return f'{"; ".join(differences)}: results are not comparable with published ones' if differences else ''
 
 
-def each_its_own_class(table):
-    """The table with each image in a class of its own, without super-classes."""
-    return replace(table, classes=[f'{i:09}' for i in range(len(table.paths))], superclasses={}, coarser=[])
-
-
 def at_level(table, opt):
     """The table with the super-classes of --train_level as classes, and the levels above as their super-classes."""
     levels = [table.superclasses, *table.coarser]
-    if opt.train_level == 0:
-        return table
     if opt.train_level > len(levels) or any(
             levels[opt.train_level - 1].get(name) is None for name in table.classes):
         n_levels = sum(all(level.get(name) is not None for name in table.classes) for level in levels)
@@ -147,7 +138,7 @@ def without_bad_images(table):
 def is_readable(source):
     stopping.check()
     try:
-        boxes.read_upright(source)
+        decoding.read_upright(source)
     except UserError:
         return False
     return True

@@ -1,8 +1,9 @@
 """The table of a data set's images on disk, and the image set of one split, which reads them."""
 import contextlib
-import itertools
 import os
 import random
+import re
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from datasets import boxes, decoding
+from datasets import decoding
 from datasets.loading import Loader, workers
 from flags.command_line import is_text
 from utilities.device import is_gpu
@@ -30,7 +31,7 @@ class ImageTable:
     ignored: files and folders among the images that are not images.
     groups:  None, or the group (camera, place, day) of each image.
     roles:   None, or whether each image is a query and whether it is in the gallery, in the split of its part.
-    boxes:   None, or the boxes.Box of each image, the part of its file that is read.
+    boxes:   None, or the decoding.Box of each image, the part of its file that is read.
     """
     paths: list
     classes: list
@@ -150,7 +151,7 @@ class ImageSet(torch.utils.data.Dataset):
         index, seed = as_pair(item)
         with restored_generators(seed is not None):
             seed_generators(seed)
-            image = self.transform(boxes.read_upright(self.sources[index]))
+            image = self.transform(decoding.read_upright(self.sources[index]))
         return image, int(self.labels[index]), int(index)
 
     def batch(self, items):
@@ -163,7 +164,7 @@ class ImageSet(torch.utils.data.Dataset):
         with restored_generators(any(seed is not None for _, seed in pairs)):
             for index, seed in pairs:
                 seed_generators(seed)
-                loaded.append(self.transform.load(boxes.read_upright(self.sources[index])))
+                loaded.append(self.transform.load(decoding.read_upright(self.sources[index])))
         indices = torch.tensor([int(index) for index, _ in pairs])
         return self.transform.collate(loaded), torch.from_numpy(self.labels)[indices], indices
 
@@ -258,6 +259,24 @@ def note_ignored(ignored, file=None):
         print(f'Note: {" and ".join(missing)} can be read after: pip install pillow-heif', file=file)
 
 
+def note_similar_labels(where, labels):
+    """
+    Prints labels that are the same number, such as 1 and 1.0, or differ only in capitals, in blanks at their ends or in
+    Unicode's form. where: for the note.
+    """
+    alike = {}
+    for label in sorted(labels):
+        text = unicodedata.normalize('NFC', label.strip())
+        is_number = re.fullmatch(r'[+-]?\d+(\.\d*)?', text)
+        key = float(text) if is_number else text.casefold()
+        alike.setdefault(key, []).append(label if label == text else ascii(label))
+    pairs = [' and '.join(found) for found in alike.values() if len(found) > 1]
+    if pairs:
+        more = f', and {len(pairs) - 3:,} more' if len(pairs) > 3 else ''
+        print(f'Note: {where}: these labels are different classes, although they are one number, or differ in capitals '
+              f'or blanks only: {", ".join(pairs[:3])}{more}')
+
+
 def listed_rows(file, columns, begins_with_count=False):
     """
     The rows of a data set's list file, split at white space. Blank lines at its end are left out.
@@ -301,17 +320,10 @@ def find(opt, name, layouts, where):
     """
     The first of `layouts`, paths below --source_path, that exists.
 
-    Raises UserError with `where`, the expected folders as trees and where to get the data, if there is none; where
-    --source_path leads into the data set, with the folder above that is meant.
+    Raises UserError with `where`, the expected folders as trees and where to get the data, if there is none.
     """
     for layout in layouts:
         if os.path.exists(Path(opt.source_path) / layout):           # False for a name that is too long; a Path raises
             return Path(opt.source_path) / layout
-    given = Path(os.path.abspath(opt.source_path))
-    for above, layout in itertools.product(given.parents[:4], layouts):
-        place = above / layout
-        if os.path.isdir(place) and (given in (place, *place.parents) or place in given.parents):
-            raise UserError(f'--source_path {opt.source_path}: this folder is part of the data set; give the one above '
-                            f'{Path(layout).parts[0]}: --source_path {above}')
     others = f', or another of these layouts in {opt.source_path}' if len(layouts) > 1 else ''
     raise UserError(f'--dataset {name}: expected {Path(opt.source_path) / layouts[0]}{others}:\n{where}')

@@ -2,12 +2,11 @@
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import NamedTuple
 
 from tqdm import tqdm
 
 from datasets import decoding
+from datasets.decoding import Box
 from utilities import stopping
 from utilities.errors import UserError
 
@@ -19,27 +18,6 @@ LAYOUTS = {COLUMNS: False, ('xmin', 'ymin', 'xmax', 'ymax'): False, ('left', 'to
 LISTS = {'bbox', 'box', 'boundingbox'}
 CENTRES = {'xcenter', 'ycenter', 'xcentre', 'ycentre', 'centerx', 'centery', 'cx', 'cy'}
 MIN_SIDE = 2                                                      # pixels
-
-
-class Box(NamedTuple):
-    """
-    A part of an image file, in pixels of the upright image: columns left to right - 1, rows top to bottom - 1. line:
-    where the CSV file lists it.
-    """
-    path: Path
-    left: int
-    top: int
-    right: int
-    bottom: int
-    line: int
-
-    def __str__(self):
-        return f'{self.path}[{self.left},{self.top},{self.right},{self.bottom}]'
-
-
-def image_path(source):
-    """The file of what an ImageSet reads: a path, or a Box."""
-    return source.path if isinstance(source, Box) else source
 
 
 def columns_of(file, columns):
@@ -149,18 +127,3 @@ def upright_sizes(paths):
     with ThreadPoolExecutor() as pool:
         sizes = tqdm(pool.map(size, files), total=len(files), desc='sizes of images', disable=None, leave=False)
         return dict(zip(files, sizes, strict=True))
-
-
-def read_upright(source):
-    """
-    An image file, or the part that a Box names, as decoding.read_upright gives it. Raises UserError if the image lacks
-    that part.
-    """
-    image = decoding.read_upright(image_path(source))
-    if not isinstance(source, Box):
-        return image
-    if source.right > image.width or source.bottom > image.height:
-        raise UserError(f'{source.path}: the box x1,y1,x2,y2 = {joined(source[1:5])} of line {source.line} of the CSV '
-                        f'file is not inside the image, which has {image.width} x {image.height} pixels; correct the '
-                        'line, or leave such images out with --skip_bad_images')
-    return image.crop(source[1:5])

@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 
 from datasets.base import ImageTable, class_folders, find, subfolders
-from datasets.download import no_address
 from utilities.errors import UserError
 
 PUBLISHED = {'all': (16185, 196)}                    # images and classes, as in every published result
@@ -28,8 +27,6 @@ Training and test images of a mirror are put together, since here the classes ar
 
 
 def load(opt):
-    if opt.download:
-        no_address('CARS196', WHERE)
     require_devkit(opt)
     path = find(opt, 'cars196', LAYOUTS, WHERE)
     if path.name == 'car_ims':

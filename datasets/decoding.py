@@ -6,6 +6,8 @@ import math
 import os
 import re
 import warnings
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
@@ -42,6 +44,22 @@ def named(path):
 def decoding_reason(error):
     """Returns a readable reason why decoding failed; Pillow's own message would name a Python object."""
     return 'its format is not known' if isinstance(error, UnidentifiedImageError) else str(error)
+
+
+class Box(NamedTuple):
+    """
+    A part of an image file, in pixels of the upright image: columns left to right - 1, rows top to bottom - 1. line:
+    where the CSV file lists it.
+    """
+    path: Path
+    left: int
+    top: int
+    right: int
+    bottom: int
+    line: int
+
+    def __str__(self):
+        return f'{self.path}[{self.left},{self.top},{self.right},{self.bottom}]'
 
 
 class TooLarge(ValueError):
@@ -143,21 +161,30 @@ def in_8_bits(image):
     return image
 
 
-def read_upright(path, limit=None, side=None):
+def read_upright(source, limit=None, side=None):
     """
-    The image at `path` as a PIL image in RGB or, if it is grey, in L: rotated upright as EXIF says, transparency
-    replaced by white, more than 8 bits per channel reduced to 8.
+    The image at a path, or the part of it that a Box names, as a PIL image in RGB or, if it is grey, in L: rotated
+    upright as EXIF says, transparency replaced by white, more than 8 bits per channel reduced to 8.
 
     side: None, or a number of pixels: a JPEG file is decoded at the smallest size whose shorter side has at least as
           many; the limit then applies to that size.
 
-    Raises UserError with the file's name if it is missing, truncated, not an image, or larger than open_image() allows.
+    Raises UserError with the file's name if it is missing, truncated, not an image, larger than open_image() allows, or
+    does not contain the Box.
     """
+    path = source.path if isinstance(source, Box) else source
     with named(path), open_image(path, math.inf if side else limit) as image:
         if side:
             image.draft(image.mode, (side, side))
             check_size(*image.size, limit)
-        return upright(image)
+        image = upright(image)
+    if path is source:
+        return image
+    if source.right > image.width or source.bottom > image.height:
+        raise UserError(f'{path}: the box x1,y1,x2,y2 = {",".join(map(str, source[1:5]))} of line {source.line} of the '
+                        f'CSV file is not inside the image, which has {image.width} x {image.height} pixels; correct '
+                        'the line, or leave such images out with --skip_bad_images')
+    return image.crop(source[1:5])
 
 
 def upright_size(path):

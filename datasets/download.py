@@ -14,11 +14,6 @@ from utilities.errors import UserError
 from utilities.files import file_hash
 
 
-def no_address(name, where):
-    raise UserError(f'--download: {name} has no stable public address. Download it by hand into a folder '
-                    f'below --source_path:\n{where}')
-
-
 def fetch(url, md5, folder):
     """
     Downloads the archive at `url`, a .zip or .tgz file of this MD5 hash, into `folder` and unpacks it, unless this has

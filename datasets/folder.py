@@ -8,7 +8,7 @@ from collections import ChainMap, Counter
 from pathlib import Path
 
 from datasets import image_list
-from datasets.base import ImageTable, class_folders, files_in, find, image_files, subfolders
+from datasets.base import ImageTable, class_folders, files_in, find, image_files, note_similar_labels, subfolders
 from utilities.errors import UserError
 
 PART_OF_FOLDER = {name: part for name, part in image_list.PARTS.items() if part != 'distractor'}
@@ -19,25 +19,19 @@ WHERE = ('images/<class>/*.jpg (or .png ...), also in folders of super-classes; 
 
 
 def load(opt):
-    if opt.download:
-        raise UserError('--download: --dataset folder is your own data; there is nothing to download')
     if opt.csv:
         return image_list.read(Path(opt.csv), Path(opt.source_path), opt.csv_columns,
                                with_groups='across' in opt.eval_level)
-    table = of_folders(opt)
-    image_list.note_similar_labels(f'--source_path {opt.source_path}', set(table.classes))
-    return table
-
-
-def of_folders(opt):
-    """The table of the folder images/ in --source_path, or of an official split there."""
     source = Path(opt.source_path)
+    table = None
     if os.path.isdir(source) and not os.path.exists(source / 'images'):
         table = official_split(source)
-        if table:
-            return table
-        require_no_deeper(source)
-    return in_folders(find(opt, 'folder', ['images'], WHERE))
+        if not table:
+            require_no_deeper(source)
+    if not table:
+        table = in_folders(find(opt, 'folder', ['images'], WHERE))
+    note_similar_labels(f'--source_path {opt.source_path}', set(table.classes))
+    return table
 
 
 def require_no_deeper(source):

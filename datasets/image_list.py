@@ -8,7 +8,7 @@ import unicodedata
 from itertools import zip_longest
 
 from datasets import boxes
-from datasets.base import ImageTable, check_names
+from datasets.base import ImageTable, check_names, note_similar_labels
 from flags.command_line import shortened
 from utilities.errors import UserError
 
@@ -173,12 +173,9 @@ def located(where, folder, names, stream=None):
 
 def stripped(row):
     """A row {column: text or None}; all texts but the path are stripped of blanks and in Unicode's NFC."""
-    texts = {name: normalized(text) for name, text in row.items() if name != 'path' and isinstance(text, str)}
+    texts = {name: unicodedata.normalize('NFC', text.strip()) for name, text in row.items()
+             if name != 'path' and isinstance(text, str)}
     return row | texts
-
-
-def normalized(text):
-    return unicodedata.normalize('NFC', text.strip())
 
 
 def check_columns(file, columns, used):
@@ -200,24 +197,6 @@ def check_columns(file, columns, used):
         print(f'Note: --csv {file}: these columns are not read: {", ".join(unknown)}')
 
 
-def note_similar_labels(where, labels):
-    """
-    Prints labels that are the same number, such as 1 and 1.0, or differ only in capitals, in blanks at their ends or in
-    Unicode's form. where: for the note.
-    """
-    alike = {}
-    for label in sorted(labels):
-        text = normalized(label)
-        is_number = re.fullmatch(r'[+-]?\d+(\.\d*)?', text)
-        key = float(text) if is_number else text.casefold()
-        alike.setdefault(key, []).append(label if label == text else ascii(label))
-    pairs = [' and '.join(found) for found in alike.values() if len(found) > 1]
-    if pairs:
-        more = f', and {len(pairs) - 3:,} more' if len(pairs) > 3 else ''
-        print(f'Note: {where}: these labels are different classes, although they are one number, or differ in capitals '
-              f'or blanks only: {", ".join(pairs[:3])}{more}')
-
-
 def without_repeats(file, table, lines):
     """
     The table without the rows that repeat the file and box of an earlier row; prints how many. Raises UserError if such
@@ -231,10 +210,9 @@ def without_repeats(file, table, lines):
     roles = [' and '.join(name for name, has in zip(('query', 'gallery'), role, strict=True) if has)
              for role in table.roles or ()]
     entries = list(zip(table.classes, table.parts or no_values, roles or no_values, strict=True))
-    for i, source in enumerate(table.sources):
-        path = boxes.image_path(source)
+    for i, path in enumerate(table.paths):
         place = os.path.join(real_folder(path.parent), path.name)        # the same for ./a.jpg, and for linked folders
-        key = (place, *source[1:5]) if isinstance(source, boxes.Box) else place
+        key = (place, *table.boxes[i][1:5]) if table.boxes else place
         earlier = first.setdefault(key, i)
         if entries[i] != entries[earlier]:
             conflicts.append((earlier, i))

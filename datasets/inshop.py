@@ -1,6 +1,5 @@
 """In-Shop Clothes Retrieval: 52,712 photos of 7,982 items, with queries and a gallery. Liu et al., CVPR 2016."""
 from datasets.base import ImageTable, find, listed_rows
-from datasets.download import no_address
 
 WHERE = '''inshop/                       or "In-shop Clothes Retrieval Benchmark/"
     list_eval_partition.txt   the list of its images, also in Eval/
@@ -13,8 +12,6 @@ ROOTS = ('inshop', 'in-shop', 'inshop/In-shop Clothes Retrieval Benchmark', 'In-
 
 
 def load(opt):
-    if opt.download:
-        no_address('In-Shop', WHERE)
     lists = [f'{root}/{folder}list_eval_partition.txt' for root in ROOTS for folder in ('', 'Eval/')]
     partition = find(opt, 'inshop', lists, WHERE)
     root = partition.parent.parent if partition.parent.name == 'Eval' else partition.parent

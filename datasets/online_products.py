@@ -2,7 +2,6 @@
 from pathlib import Path
 
 from datasets.base import ImageTable, find, listed_rows
-from datasets.download import no_address
 
 WHERE = '''online_products/              or Stanford_Online_Products/, also in online_products/
     Ebay_train.txt            the lists of the images, also in Info_Files/
@@ -17,8 +16,6 @@ PUBLISHED = {'train': (59551, 11318), 'test': (60502, 11316)}        # images an
 
 
 def load(opt):
-    if opt.download:
-        no_address('Stanford Online Products', WHERE)
     lists = find(opt, 'online_products', [f'{folder}/Ebay_train.txt' for folder in FOLDERS], WHERE).parent
     root = lists.parent if lists.name == 'Info_Files' else lists
     folder = root / 'images' if (root / 'images').exists() else root

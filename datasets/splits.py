@@ -97,18 +97,10 @@ def scheme(opt, table):
     return opt.split_scheme or ('half' if table.parts is None else 'predefined')
 
 
-def check(opt, changed):
-    """
-    Raises UserError for flags that the split scheme does not use, for a fold that it does not have, and for splits that
-    would be empty. changed: the given flags that differ from their defaults.
-    """
-    used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), FOLDED)
-    used_by |= dict.fromkeys(('test_size', 'test_start'), (*RANGED, None))      # None: half, if nothing is predefined
-    for flag, schemes in used_by.items():
-        if flag in changed and opt.split_scheme not in schemes:
-            end = f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'
-            raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(filter(None, schemes))}'
-                            f'{end}')
+def check(opt):
+    """Raises UserError for a fold that the split scheme does not have, and for splits that would be empty."""
+    if opt.fold and opt.split_scheme not in FOLDED:
+        raise UserError(f'--fold {opt.fold} goes with --split_scheme {", ".join(FOLDED)}')
     if opt.splits_step and not opt.splits:
         raise UserError(f'--splits_step {opt.splits_step} goes with --splits FILE, which has this step')
     if opt.test_size == 1 and not opt.evaluate:
@@ -137,10 +129,9 @@ def cut_test(opt, items):
     -> (others, test). The test range is the fraction --test_size of `items`, starting at the fraction --test_start; it
     wraps around at the end of the list.
     """
-    def index(fraction):
-        return math.floor(len(items) * fraction + 1e-9)           # 10 * (0.7 + 0.1) is rounded below 8
-
-    test = {i % len(items) for i in range(index(opt.test_start), index(opt.test_start + opt.test_size))}
+    start, end = (math.floor(len(items) * fraction + 1e-9)        # 10 * (0.7 + 0.1) is rounded below 8
+                  for fraction in (opt.test_start, opt.test_start + opt.test_size))
+    test = {i % len(items) for i in range(start, end)}
     return [item for i, item in enumerate(items) if i not in test], [item for i, item in enumerate(items) if i in test]
 
 
@@ -188,11 +179,10 @@ def split(opt, table):
     flags = vars(opt)                                             # not noted as read: here they are only checked
     moved = [f'--{flag} {flags[flag]}' for flag in ('test_size', 'test_start')            # files of all flags have 0.5
              if flag in flags.get('given', ()) and flags[flag] != 0.5]
-    if chosen == FILE and moved:
-        raise UserError(f'{" ".join(moved)}: --splits {opt.splits} says which classes are tested; leave the flag out')
     if chosen not in RANGED and moved:
-        raise UserError(f'{" ".join(moved)}: --dataset {opt.dataset} has an official split, which is used by default; '
-                        f'choose the --split_scheme that the flag goes with: {", ".join(RANGED)}')
+        used = f'--splits {opt.splits}' if chosen == FILE else f'--split_scheme {chosen}'
+        raise UserError(f'{" ".join(moved)}: it has no effect on {used}; leave it out, or choose --split_scheme '
+                        f'{", ".join(RANGED)}')
     if chosen in FOLDED:
         check_fold(opt)
     split = split_file.apply if chosen == FILE else SCHEMES[chosen]

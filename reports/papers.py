@@ -22,7 +22,7 @@ STATED = ('arch', 'embed_dim', 'bs', 'n_epochs', 'split_scheme')     # flags, co
 # flags of all published runs; also assumed where a run has not recorded them
 SHARED = {'use_tv_split': False, 'splits': None, 'test_size': 0.5, 'test_start': 0.5, 'n_folds': 4, 'pca': 0,
           'eval_features': False, 'eval_views': [], 'eval_resize': None, 'eval_size': None, 'eval_fit': None,
-          'input_size': None, 'not_pretrained': False, 'label_noise': 0.0, 'train_level': 0, 'unsupervised': False,
+          'input_size': None, 'not_pretrained': False, 'train_level': 0, 'unsupervised': False,
           'freeze': 'none', 'embed_layers': []}
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Launch_Runs.py executes this script with --list
-# Frozen backbones without training: their pooled features as they are (kNN), and their principal components (PCA) and
-# linear discriminants (LDA), fitted to the training classes. See docs/run_scripts.md.
+# Frozen backbones without training: their pooled features as they are (kNN), and their principal components (PCA),
+# fitted to the training classes. See docs/run_scripts.md.
 #
 #   ./run_scripts/Baseline_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
 #   ARCHS='resnet50 timm:vit_small_patch16_224.dino' DATASETS='cub200 cars196' EMBED_DIM=512 ./run_scripts/Baseline_Runs.sh
@@ -21,6 +21,5 @@ for dataset in "${datasets[@]}"; do
 
         run kNN --eval_features --eval_normalize
         run "PCA$dim" --embed_init pca --embed_dim "$dim"
-        run "LDA$dim" --embed_init lda --embed_dim "$dim"
     done
 done

@@ -68,8 +68,7 @@ REASONS = {'cuda': 'needs an NVIDIA GPU: make test-gpu', 'sim': 'needs a simulat
 LONGEST = ('test_training_step.py', 'test_reliability.py', 'test_processes.py', 'test_search.py', 'test_hubconf.py',
            'test_export.py', 'test_resume.py', 'test_main.py', 'test_edits.py', 'test_folds.py', 'test_rectangular.py',
            'test_features.py', 'test_optimize.py', 'test_ensembles.py', 'test_backends.py', 'test_docs.py',
-           'test_embedding.py', 'test_auto_resume.py',
-           'test_extending.py')
+           'test_embedding.py', 'test_auto_resume.py', 'test_extending.py', 'test_extending_page.py')
 
 
 def pytest_collection_modifyitems(items):

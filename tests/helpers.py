@@ -97,6 +97,11 @@ def folder_of(tmp_path, name='quick_s1'):
     return tmp_path / 'runs' / 'folder' / name
 
 
+def content_of(folder):
+    """{path: content} of all files in a folder."""
+    return {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+
+
 def wait_for(condition, seconds=120):
     """Waits until condition() holds; fails after that many seconds."""
     for _ in range(seconds * 20):

@@ -15,7 +15,7 @@ RUNS = [
      '--loss_triplet_margin 0.3 --loss_softmax_lr 0.1 --miner_semihard_margin 0.1 --loss_weights 1 2 --loss_decay 0.1 '
      '--loss_optim sgd --momentum 0.5'),
     ('--loss triplet --scheduler none --optim sgd', '--tau 3 5 --xbm_start 3 --loss_optim adam --loss_decay 0.1 '
-     '--adam_eps 1e-6 --gamma 0.5 --embed_norm_affine --embed_lda_shrinkage 0.5', '--momentum 0.5'),
+     '--adam_eps 1e-6 --gamma 0.5 --embed_norm_affine', '--momentum 0.5'),
     ('--loss softmax --scheduler cosine --embed_optim sgd', '--gamma 0.5 --lr_warmup_unit steps',
      "--loss_softmax_lr 0.1 --lr_floor 0.1 --cosine_delay 1 --loss_decay 0.1 --embed_optim_args '{momentum: 0.5}'"),
     ('--data_sampler image_random',
@@ -38,7 +38,7 @@ RUNS = [
     ('--split_scheme class_folds --bs 8 --eval_ema', '--tv_split_by_samples',
      '--fold 1 --n_folds 3 --n_training_folds 2 --test_size 0.4 --test_start 0.2', ['--eval_ema True']),
     ('', '', '--pca 4 --eval_normalize --eval_bs 5 --bootstrap 10 --cluster_every 2 --eval_every 2 --patience 2 '
-     '--use_tv_split --tv_split_perc 0.5 --label_noise 0.1 --skip_bad_images --views 2 --warmup 1 --lr_warmup 1 '
+     '--use_tv_split --tv_split_perc 0.5 --skip_bad_images --views 2 --warmup 1 --lr_warmup 1 '
      '--lr_warmup_unit steps --ema 0.9 --layer_decay 0.9 --decay_exclude biases --kernels 0 --micro_bs 100'),
 ]
 

@@ -133,12 +133,6 @@ def test_it_is_evaluated_starts_a_run_and_teaches_one(patterns, quick, run, tmp_
     assert f'teacher: {FLAGS["arch"]} of {path}, epoch 3' in capsys.readouterr().out
 
 
-def test_weights_of_another_network_are_refused(quick, tmp_path, run, monkeypatch, capsys):
-    path, _ = theirs(tmp_path, monkeypatch)
-    assert run(*quick, '--start_from', path) == 2
-    assert 'its weights do not fit the network of this run (size mismatch for ' in capsys.readouterr().err
-
-
 class Executed:
     """Pickled, it is a call that makes a file when it is unpickled."""
 

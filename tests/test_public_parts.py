@@ -17,7 +17,6 @@ import batchminer
 import criteria
 import datasampler
 from tests.helpers import GPU, ROOT, images_of
-from tests.test_main import OwnCriterion, OwnMiner
 from utilities.errors import UserError
 
 BATCH = torch.nn.functional.normalize(torch.randn(12, 8, generator=torch.Generator().manual_seed(0)), dim=1)
@@ -113,6 +112,20 @@ class Criterion(torch.nn.Module):
         own = torch.stack([self.proxies[label:label + 1, :] for label in labels])
         return torch.nn.CrossEntropyLoss()(batch @ self.proxies.T, labels.to(self.par.device)) + own.sum() * 0
 '''
+
+
+class OwnMiner:
+    def __init__(self, opt):
+        self.par, self.name = opt, 'own'
+
+    def __call__(self, batch, labels):
+        labels = labels.detach().cpu().numpy()
+        triplets = []
+        for anchor in range(len(labels)):
+            positives = np.where(labels == labels[anchor])[0]
+            negatives = np.where(labels != labels[anchor])[0]
+            triplets.append([anchor, np.random.choice(positives), np.random.choice(negatives)])
+        return triplets
 
 
 class OnTheCpu:
@@ -220,18 +233,6 @@ def test_a_criterion_with_parameters_and_groups_of_its_own(registered, opt):
     group, = criterion.parameter_groups()
     assert group['params'] is criterion.proxies and group['lr'] == opt().lr * 10
     assert np.isfinite(value(opt, loss='own', batch_mining='none'))
-
-
-def test_a_criterion_of_triples_without_a_miner_names_the_miners(registered, opt):
-    registered(TRIPLES.replace('{convert}', 'labels'))
-    with pytest.raises(UserError, match=r'--loss own needs a miner: set --batch_mining \(random, .*random_distance\)'):
-        criteria.select(opt(loss='own', batch_mining='none'), None)
-
-
-def test_a_criterion_that_does_not_import_the_registry_gets_triplets_that_it_can_loop_over(opt, monkeypatch):
-    module = type('own', (), {'Criterion': OwnCriterion, 'ALLOWED_MINING_OPS': None, 'REQUIRES_BATCHMINER': True})
-    monkeypatch.setitem(criteria.CRITERIA, 'own', module)
-    assert np.isfinite(value(opt, loss='own', batch_mining='semihard'))
 
 
 def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(registered, opt, quick, run, capsys,

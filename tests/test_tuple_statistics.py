@@ -6,7 +6,6 @@ import batch_mining
 import criteria
 from records.trace import hard_pairs
 from tests.helpers import folder_of, rows_of
-from utilities import libraries
 
 
 @pytest.mark.parametrize('seed', range(3))
@@ -24,37 +23,30 @@ def test_hard_pairs_are_those_of_a_loop(seed):
     assert {int(count) for count in hard_pairs(batch, torch.zeros(14, dtype=torch.long)).values()} == {0}
 
 
-def test_margin_violations_are_those_of_the_library(opt):
+def test_margin_violations_are_those_of_the_library(opt, monkeypatch):
     """All pairs of a batch; the library counts the terms that its reducers find above zero."""
-    pytest.importorskip('pytorch_metric_learning')
+    losses = pytest.importorskip('pytorch_metric_learning.losses')
+    common_functions = pytest.importorskip('pytorch_metric_learning.utils.common_functions')
     batch = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     labels = torch.arange(12) // 3
     flags = opt(loss='contrastive', batch_mining='all', loss_contrastive_pos_margin=.8, loss_contrastive_neg_margin=1.2,
-                tuple_statistics=True, loss_pml_args=[{'pos_margin': .8, 'neg_margin': 1.2}])
+                tuple_statistics=True)
     ours = criteria.select(flags, batch_mining.select(flags))
-    flags.loss, flags.batch_mining = 'pml:ContrastiveLoss', 'none'
-    theirs = criteria.select(flags, None)
-    for criterion in (ours, theirs):
-        criterion(batch=batch, labels=labels)
-    assert 0 < int(ours.log['violating_positives']) == theirs.log['pos_loss_num_past_filter'] < 24
-    assert 0 < int(ours.log['violating_negatives']) == theirs.log['neg_loss_num_past_filter'] < 108
-    miner = libraries.PmlMiner(opt(batch_mining='pml:MultiSimilarityMiner', tuple_statistics=True), {'epsilon': 0.})
-    miner(batch, labels)
-    found = hard_pairs(batch, labels)                                          # with epsilon 0 the miner keeps these
-    assert (miner.log['num_pos_pairs'], miner.log['num_neg_pairs']) == tuple(map(int, found.values()))
-    plain = libraries.PmlCriterion(opt(loss='pml:ContrastiveLoss', batch_mining='none'), None, {})
-    plain(batch, labels)
-    assert not plain.log and not plain.loss.collect_stats                      # nothing is collected without the flag
+    monkeypatch.setattr(common_functions, 'COLLECT_STATS', True)
+    theirs = losses.ContrastiveLoss(pos_margin=.8, neg_margin=1.2)
+    ours(batch=batch, labels=labels)
+    theirs(batch, labels)
+    counted = theirs.reducer.reducers
+    assert 0 < int(ours.log['violating_positives']) == counted['pos_loss'].num_past_filter < 24
+    assert 0 < int(ours.log['violating_negatives']) == counted['neg_loss'].num_past_filter < 108
 
 
 def test_statistics_are_recorded_and_change_nothing(quick, run, tmp_path):
-    pytest.importorskip('pytorch_metric_learning')
-    quick += ['--loss', 'contrastive', '--batch_mining', 'pml:MultiSimilarityMiner', '--n_epochs',
-              '1', '--evaluation_metrics', 'e_recall@1']
+    quick += ['--loss', 'contrastive', '--n_epochs', '1', '--evaluation_metrics', 'e_recall@1']
     assert run(*quick) == 0 and run(*quick, '--tuple_statistics', '--group', 'counted') == 0
     (_, plain), (counted, row) = rows_of(folder_of(tmp_path)), rows_of(folder_of(tmp_path, 'counted_s1'))
     names = {f'step_{name}' for name in ('hard_positives', 'hard_negatives', 'violating_positives', 'grad_norm',
-                                         'violating_negatives', 'tuples', 'miner_num_pos_pairs')}
+                                         'violating_negatives', 'tuples')}
     assert names <= row.keys() and not any(name.startswith('step_') for name in plain)
     assert {name: row[name] for name in plain} == plain and {counted[name] for name in names} == {''}
     assert 0 < float(row['step_hard_positives']) <= 12

@@ -3,7 +3,6 @@ import shlex
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import configuration
 import datasampler
@@ -86,44 +85,6 @@ def test_one_image_per_class_is_the_default_without_labels():
     assert configuration.parse(['--views', '2']).samples_per_class == 2
 
 
-def simclr(z, temperature):
-    """Chen et al., Eq. 1 and Algorithm 1; the views of image k are z[2k] and z[2k + 1]."""
-    def term(i, j):
-        s = [F.cosine_similarity(z[i], other, dim=0) / temperature for other in z]
-        return -torch.log(s[j].exp() / sum(s[k].exp() for k in range(len(z)) if k != i))
-    return sum(term(2 * k, 2 * k + 1) + term(2 * k + 1, 2 * k) for k in range(len(z) // 2)) / len(z)
-
-
-def supcon(z, classes, temperature):
-    """Khosla et al., Eq. 2, as a mean over the views; classes: of each image."""
-    total = 0
-    for i in range(len(z)):
-        s = [F.cosine_similarity(z[i], other, dim=0) / temperature for other in z]
-        among = [a for a in range(len(z)) if a != i]
-        positives = [p for p in among if p // 2 == i // 2 or classes[p // 2] == classes[i // 2]]
-        log_sum = torch.log(sum(s[a].exp() for a in among))
-        total = total - sum(s[p] - log_sum for p in positives) / len(positives)
-    return total / len(z)
-
-
-@pytest.mark.parametrize('loss, flags', [('ntxent', '--unsupervised --samples_per_class 1'),
-                                         ('supcon', '--unsupervised --samples_per_class 1'), ('supcon', '')])
-def test_on_two_views_the_contrastive_losses_are_those_of_their_papers(loss, flags, quick):
-    """In value and in the gradient of the embeddings, which moves the views of an image towards each other."""
-    opt, run = built(quick, f'--loss {loss} --batch_mining none --views 2 --bs 8 --loss_{loss}_temperature 0.4 {flags}')
-    images, labels, indices = next(iter(TrainingLoader(opt, run.data.train, run.sampler).epoch(1)))
-    with torch.no_grad():
-        batch = run.model(images.float() / 255)[0].double()
-    batch = (batch + 0.1 * torch.randn(batch.shape, generator=torch.Generator().manual_seed(0))).requires_grad_()
-    found = run.criterion(batch=batch, labels=labels)
-    classes = labels[::2].tolist()
-    assert len(set(classes)) == (4 if flags else 2) and indices[::2].unique().numel() == 4
-    expected = simclr(batch, 0.4) if loss == 'ntxent' else supcon(batch, classes, 0.4)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    one, other = (torch.autograd.grad(value, batch)[0] for value in (found, expected))
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize('flags', [
     '--views 3 --loss margin --batch_mining distance --data_sampler greedy_coreset --data_batchmatch_bigbs 20',
     '--views 2 --unsupervised --samples_per_class 1 --loss ntxent+proxyanchor --batch_mining none --micro_bs 5 '
@@ -149,7 +110,6 @@ def test_without_labels_a_run_is_another_one_and_evaluates_the_same_images(quick
 @pytest.mark.parametrize('flags, sentence', [
     ('--bs 10 --views 3', '--bs 10 is not divisible by --views 3, the number of times that each image is in its batch'),
     ('--unsupervised --samples_per_class 2', '--samples_per_class 2: with --unsupervised, a class has one image'),
-    ('--unsupervised --embed_init lda', '--embed_init lda uses the labels of the training images'),
 ])
 def test_flags_that_cannot_be_are_refused(flags, sentence):
     with pytest.raises(UserError, match=sentence):

@@ -1,4 +1,6 @@
 """The output of a search: a line per trial, trials.csv, best.yaml, and the plots."""
+import os
+
 import numpy as np
 import optuna
 import yaml
@@ -68,6 +70,7 @@ def plot(search, study):
     import matplotlib
     matplotlib.use('Agg')
     several = [flag for flag in search.tuned if len({trial.params[flag] for trial in trials.finished(study)}) > 1]
+    prefix = os.path.commonprefix(several).rpartition('_')[0] + '_' if len(several) > 1 else ''
     folder = search.folder / 'plots'
     folder.mkdir(exist_ok=True)
     for name, (function, options) in optuna_plots(several).items():
@@ -76,6 +79,9 @@ def plot(search, study):
         n_rows, n_columns = axes.shape if axes.ndim > 1 else (1, len(axes))
         figure = axes.flat[0].figure
         figure.set_size_inches(3.6 * max(n_columns, 2), 3.2 * max(n_rows, 1.3))
+        for axis in [axis for panel in axes.flat for axis in (panel.xaxis, panel.yaxis)]:
+            if axis.get_label_text() in several:                          # else long names overlap
+                axis.set_label_text(axis.get_label_text().removeprefix(prefix), fontsize='small')
         figure.savefig(folder / f'{name}.png', dpi=150, bbox_inches='tight')
         matplotlib.pyplot.close(figure)
     print(f'plots: {folder}')

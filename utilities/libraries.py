@@ -8,7 +8,6 @@ loss. Of the 22 losses of torch.nn, six are not here: TripletMarginLoss, Triplet
 MarginRankingLoss take triplets, for which --loss triplet has miners; GaussianNLLLoss needs a variance, CTCLoss
 sequences, and AdaptiveLogSoftmaxWithLoss is a classifier of its own for words by their frequency.
 """
-import contextlib
 import importlib
 import importlib.metadata
 import inspect
@@ -159,9 +158,7 @@ class PmlCriterion(torch.nn.Module):
     def __init__(self, opt, batchminer, given):
         super().__init__()
         known = {'num_classes': opt.n_classes, 'embedding_size': opt.embed_dim}
-        self.has_log = opt.tuple_statistics
-        with collected(self.has_log):
-            self.loss = build('losses', opt.loss.removeprefix(PML), given, '--loss', known)
+        self.loss = build('losses', opt.loss.removeprefix(PML), given, '--loss', known)
         self.lr = opt.lr if opt.loss_pml_lr < 0 else opt.loss_pml_lr
         self.batchminer = batchminer
 
@@ -175,9 +172,7 @@ class PmlCriterion(torch.nn.Module):
                 # masks of positive and negative pairs, or triplets
                 indices = [mask.nonzero().T for mask in mined] if isinstance(mined, tuple) else [mined.T]
                 tuples = [tuple(itertools.chain(*indices))]
-            value = called(self.loss, batch, labels, *tuples, flag='--loss')
-        self.log = library_statistics(self.loss) if self.has_log else {}
-        return value
+            return called(self.loss, batch, labels, *tuples, flag='--loss')
 
 
 class PmlMiner:
@@ -186,49 +181,17 @@ class PmlMiner:
     """
 
     def __init__(self, opt, given):
-        self.has_log = opt.tuple_statistics
-        self.log = {}
-        with collected(self.has_log):
-            self.miner = build('miners', opt.batch_mining.removeprefix(PML), given, '--batch_mining')
+        self.miner = build('miners', opt.batch_mining.removeprefix(PML), given, '--batch_mining')
 
     @torch.no_grad()
     def __call__(self, batch, labels):
         mined = called(self.miner, batch, labels, flag='--batch_mining')
-        self.log = library_statistics(self.miner) if self.has_log else {}
         if len(mined) == 3:
             return torch.stack(mined, dim=1)
         masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
         masks[0][mined[:2]] = True                                         # (anchors, positives, anchors, negatives)
         masks[1][mined[2:]] = True
         return tuple(masks)
-
-
-@contextlib.contextmanager
-def collected(is_wanted):
-    """If wanted, modules of pytorch-metric-learning that the block makes collect their statistics."""
-    if not is_wanted:
-        yield
-        return
-    from pytorch_metric_learning.utils import common_functions
-    before = common_functions.COLLECT_STATS
-    common_functions.COLLECT_STATS = True
-    try:
-        yield
-    finally:
-        common_functions.COLLECT_STATS = before
-
-
-def library_statistics(module):
-    """
-    {name: scalar} that a module of pytorch-metric-learning and those inside it have collected in their last call. The
-    name is the name of the attribute; if the loss has several parts, it begins with the part: pos_loss_num_past_filter.
-    """
-    found = {}
-    for place, part in module.named_modules():
-        words = [word for word in place.split('.') if word not in ('', 'reducer', 'reducers')]
-        for name in getattr(part, '_record_these_stats', ()):
-            found['_'.join([*words, name])] = getattr(part, name)
-    return {name: value for name, value in found.items() if isinstance(value, int | float | torch.Tensor)}
 
 
 class TorchCriterion(torch.nn.Module):

@@ -131,13 +131,13 @@ class Miner:
         # the tuples of the last batch, and those given by a wrapper or the caller
         self.of_step = types.SimpleNamespace(mined=None, tuples=None)
 
-    def __call__(self, batch, labels, **options):
-        """batch [B, D], labels [B], on one device -> the tuples. options: for miners that take more."""
+    def __call__(self, batch, labels):
+        """batch [B, D], labels [B], on one device -> the tuples."""
         found = self.of_step.tuples
         if found is None:
             # miners of the public code, which have a name, take labels to NumPy
             own = labels.cpu() if hasattr(self.batchminer, 'name') else labels
-            mined = self.batchminer(batch, own, **options, **self.noted(labels))
+            mined = self.batchminer(batch, own, **self.noted(labels))
             try:
                 found = checked(mined, batch)
             except (TypeError, ValueError, RuntimeError, IndexError) as error:

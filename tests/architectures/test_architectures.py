@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import torchvision
 
 import architectures
-from architectures import conv4, pretrainedmodels_models, resnet50, weights
+from architectures import conv4, resnet50
 from architectures.embedding_network import Backbone
 from tests.helpers import with_blocks
 from utilities.errors import UserError
@@ -130,8 +130,8 @@ def test_input_formats(opt):
     ('resnet51', '--arch resnet51: unknown; choose from .*resnet50, bninception'),
     ('timn:resnet18', '--arch, prefix timn: unknown; choose from timm, torchvision, pretrainedmodels'),
     ('pretrainedmodels:resnet51', '--arch pretrainedmodels:resnet51: unknown'),
-    ('resnet_50_normalize_frozzen', 'timm:NAME, torchvision:NAME, pretrainedmodels:NAME; _frozen and _normalize may be '
-                                    'appended; did you mean resnet50_normalize_frozen[?]'),
+    ('resnet_50_normalize', 'timm:NAME, torchvision:NAME, pretrainedmodels:NAME; _frozen and _normalize may be '
+                            'appended; did you mean resnet50_normalize[?]'),
     ('pytorchvision:resnet18', 'did you mean torchvision[?]'),
     ('torchvision:resnet51_normalize', 'list_models.* lists the names; _frozen .*did you mean torchvision:resnet[0-9]+_'
                                        'normalize[?]'),
@@ -317,14 +317,11 @@ def test_weights_that_cannot_be_had_name_the_file_to_fetch(opt, monkeypatch):
 
     with_blocks(monkeypatch, [1, 1, 1, 1])
     monkeypatch.setattr(torch.hub, 'load_state_dict_from_url', no_network)
-    monkeypatch.setattr(pretrainedmodels_models.torch.hub, 'load_state_dict_from_url', no_network)
     with pytest.raises(UserError, match=r'(?s)could not be downloaded.*bn_inception-52deb4733.pth on another machine '
                                         r'.* --weights FILE \(any copy .* SHA-256 begins with 52deb4733\)'):
         architectures.select(opt(arch='bninception'))
-    backbone = resnet50.backbone(opt())
-    backbone.download.weights = type('Weights', (), {'get_state_dict': staticmethod(no_network)})
     with pytest.raises(UserError, match=r'Download https://.*resnet50.*pth on another machine .* with --weights'):
-        weights.load(opt(), 'resnet50', backbone)
+        architectures.select(opt(arch='resnet50'))
     with pytest.raises(UserError, match='--arch conv4 has no pretrained weights: train from scratch with'):
         architectures.select(opt(arch='conv4'))
 

@@ -118,7 +118,6 @@ def test_a_block_that_gives_neither_maps_nor_tokens_is_refused(opt):
     ('--cascade 5 --embed_dim 384', r'--cascade_fractions 0.5 0.2: expected one for each block of --cascade \(1\)'),
     ('--cascade 5 8 --embed_dim 384 --cascade_fractions 0.2 0.5', 'none greater than the one before it'),
     ('--cascade 5 8', '--embed_dim 128: expected a multiple of 3, the number of embeddings with --cascade 5 8'),
-    ('--cascade 5 8 --embed_dim 384 --embed_init lda', '--embed_init lda fits a single linear layer; leave --cascade'),
     ('--daml --cascade 5 8 --embed_dim 384', '--daml does not work with --cascade: synthetic negatives have features'),
     ('--daml --embed_norm batch', '--daml does not work with --embed_norm batch'),
 ])

@@ -1,7 +1,5 @@
 """The parametric miner's distributions, and PADS, which adapts them: state, reward, learning, exact resumption."""
 import copy
-import random
-import warnings
 
 import numpy as np
 import pytest
@@ -14,11 +12,9 @@ import datasets
 import evaluation
 import parts
 from batch_mining import distance, parametric
-from records import checkpoint
-from tests.helpers import assert_same_end, folder_of, kept_by
+from tests.helpers import assert_same_end, folder_of
 from utilities.errors import UserError
 from utilities.namespace import changed
-from utilities.randomness import preserved
 
 ADAPT = ('--batch_mining', 'parametric', '--miner_parametric_adapt', '--use_tv_split', '--tv_split_by_samples',
          '--tv_split_perc', '0.5')
@@ -168,29 +164,6 @@ def test_without_self_regularisation_only_negatives_are_drawn(adaptive):
         assert (labels[triplets[:, 0]] == labels[triplets[:, 1]]).all()
 
 
-def test_a_run_that_is_interrupted_and_resumed_ends_as_one_that_is_not(quick, run, tmp_path, monkeypatch):
-    """With two miners that learn."""
-    arguments = [*quick, *ADAPT, '--n_epochs', '3', '--miner_parametric_update_every', '2', '--loss', 'triplet+margin',
-                 '--evaluation_metrics', 'e_recall@1']
-    assert run(*arguments) == 0
-    save = checkpoint.Checkpoint.save
-
-    def interrupted(self, epoch, *more):
-        save(self, epoch, *more)
-        if epoch == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.Checkpoint, 'save', interrupted)
-        assert run(*arguments, '--group', 'stopped') == 130
-    folder = folder_of(tmp_path, 'stopped_s1')
-    assert run('--resume', folder) == 0
-    assert_same_end(folder_of(tmp_path), folder)
-    for place in ('miner[0].pads', 'miner[1].pads'):            # 9 steps, an update every 2, the first has no reward
-        kept = kept_by(folder, place)
-        assert kept['n_learned'] == 3 and kept['state'][-1] == torch.tensor(8 / 9)
-
-
 def test_adaptation_needs_a_validation_split_with_something_to_find(quick, run, capsys, tmp_path):
     arguments = [*quick, '--batch_mining', 'parametric', '--miner_parametric_adapt']
     assert run(*arguments) == 2
@@ -241,24 +214,3 @@ def test_training_does_not_notice_the_evaluations(quick, run, tmp_path, monkeypa
     monkeypatch.setattr(distance, 'BatchMiner', Looking)
     assert run(*arguments, '--group', 'looking') == 0
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'looking_s1'))
-
-
-def test_preserved_generators():
-    def draws():
-        return random.random(), np.random.rand(), torch.rand(1).item()
-
-    random.seed(0), np.random.seed(0), torch.manual_seed(0)
-    expected = draws()
-    random.seed(0), np.random.seed(0), torch.manual_seed(0)
-    with preserved():
-        draws()
-    assert draws() == expected
-
-
-def test_preserved_generators_leave_gpus_alone_that_are_not_in_use(monkeypatch):
-    """torch would begin to use both, and warn that it takes long."""
-    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
-    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: False)
-    monkeypatch.setattr(torch.cuda, 'get_rng_state', pytest.fail)
-    with warnings.catch_warnings(action='error'), preserved():
-        pass

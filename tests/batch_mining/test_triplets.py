@@ -201,17 +201,13 @@ def test_random_distance_is_distance_mining_for_shuffled_labels():
     labels = SHAPES['uneven, not contiguous, one class alone']
     batch, anchors_seen = unit(10), set()
     for seed in range(20):
-        manual_seed(seed)
-        triplets = random_distance.random_distance_triplets(batch, labels)
-        manual_seed(seed)
-        shuffled = labels[torch.randperm(10)]
-        assert triplets.equal(distance.distance_triplets(batch, shuffled))
-        manual_seed(seed)
-        triplets_of_all = random_distance.random_distance_triplets(batch, labels, positives='all')
-        manual_seed(seed)
-        shuffled = labels[torch.randperm(10)]
-        assert triplets_of_all.equal(distance.distance_triplets(batch, shuffled, positives='all'))
-        anchors_seen |= set(triplets[:, 0].tolist())
+        for more in ({}, {'positives': 'all'}):
+            manual_seed(seed)
+            triplets = random_distance.random_distance_triplets(batch, labels, **more)
+            manual_seed(seed)
+            shuffled = labels[torch.randperm(10)]
+            assert triplets.equal(distance.distance_triplets(batch, shuffled, **more))
+            anchors_seen |= set(triplets[:, 0].tolist())
     assert anchors_seen == set(range(10))                  # whose class is alone changes
 
 

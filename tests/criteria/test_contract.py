@@ -107,30 +107,12 @@ def test_functions_of_one_name_have_one_text(package):
         assert len(set(found.values())) == 1, (name, list(found))
 
 
-# Second derivatives
-
-# circle's weights and what s2sd distils from are constants by definition; hier scales gradients
-@pytest.mark.parametrize('loss', [loss for loss in criteria.CRITERIA if loss not in ('circle', 'hier', 's2sd')])
-def test_second_derivatives_are_right_or_refused(loss, opt):
-    """Against differences of the gradient; of the loss itself, which is linear in what its own functions return."""
+@pytest.mark.parametrize('loss', [loss for loss, module in criteria.CRITERIA.items() if any(
+    isinstance(part, type) and issubclass(part, torch.autograd.Function) for part in vars(module).values())])
+def test_functions_with_a_gradient_of_their_own_refuse_second_derivatives(loss, opt):
     criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
-    parts = vars(criteria.CRITERIA[loss]).values()
-    if any(isinstance(part, type) and issubclass(part, torch.autograd.Function) for part in parts):
-        batch = torch.randn(110, 4, dtype=cases.F64).requires_grad_()      # roadmap and recallatk divide a large one
-        value = cases.fast(criterion, batch, torch.zeros(110, dtype=torch.int64))
-        with pytest.raises(RuntimeError, match='no second derivatives: call backward without create_graph=True'):
-            gradient, = torch.autograd.grad(value, batch, create_graph=True)
-            torch.autograd.grad(gradient.square().sum(), batch)
-        return
-    batch, labels = batch_of('three a class, unordered')
-    value = cases.fast(criterion, batch, labels)
-    direction = torch.randn(batch.shape, dtype=cases.F64, generator=torch.Generator().manual_seed(0))
-    gradient, = torch.autograd.grad(value, batch, create_graph=True)
-    found = torch.zeros_like(batch)
-    if gradient.requires_grad:
-        second, = torch.autograd.grad((gradient * direction).sum(), batch, allow_unused=True)
-        found = found if second is None else second
-    step = 1e-5 * direction
-    ahead, behind = (torch.autograd.grad(cases.fast(criterion, point, labels), point)[0]
-                     for point in ((batch + step).detach().requires_grad_(), (batch - step).detach().requires_grad_()))
-    torch.testing.assert_close(found, (ahead - behind) / 2e-5, rtol=1e-4, atol=1e-5)
+    batch = torch.randn(110, 4, dtype=cases.F64).requires_grad_()          # roadmap and recallatk divide a large one
+    value = cases.fast(criterion, batch, torch.zeros(110, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match='no second derivatives: call backward without create_graph=True'):
+        gradient, = torch.autograd.grad(value, batch, create_graph=True)
+        torch.autograd.grad(gradient.square().sum(), batch)

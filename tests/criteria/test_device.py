@@ -120,31 +120,6 @@ def test_the_lists_have_names_of_the_registry_and_are_those_of_the_documentation
             } == {*MINERS, *LOSSES, *LOSSES_OF_MASKS}
 
 
-READS = {
-    'a number': (lambda tensor: tensor.sum().item(), [NUMBER]),
-    'indices of a mask': (lambda tensor: tensor.nonzero(), [SHAPE]),
-    'values for a mask': (lambda tensor: tensor.index_put_((tensor > 0,), tensor), [SHAPE]),
-    'a value for a mask': (lambda tensor: tensor.masked_fill(tensor > 0, 1), []),
-    'to the host': (lambda tensor: tensor.cpu(), [COPY]),
-    'to the host, without waiting': (lambda tensor: tensor.to('cpu', non_blocking=True), []),
-    'indices on the host': (lambda tensor: tensor[torch.zeros(2, dtype=torch.int64)], [COPY]),
-    'a number from the host': (lambda tensor: torch.tensor(1., device=tensor.device), [COPY]),
-    'a number as an argument': (lambda tensor: tensor / torch.tensor(2.), []),
-}
-
-
-@pytest.mark.parametrize('read, found', READS.values(), ids=READS)
-def test_what_is_noticed(read, found):
-    with host_waits.fake_gpu() as waits:
-        read(torch.ones(4, device='cuda'))
-    assert waits.found == found
-
-
-def test_mixed_devices_are_an_error():
-    with host_waits.fake_gpu(), pytest.raises(RuntimeError, match='(?i)device'):
-        torch.ones(4, device='cuda') + torch.ones(4)
-
-
 @pytest.mark.gpu('cuda')
 @pytest.mark.parametrize('loss, miner', PAIRS)
 def test_on_a_gpu_a_step_synchronises_no_more_often_than_listed(loss, miner, opt):

@@ -86,13 +86,6 @@ def test_every_loss_takes_every_miner_or_refuses_it(loss, opt):
 
 # Parameters
 
-def test_margin_has_a_beta_per_class_one_for_all_or_a_fixed_one(opt):
-    for flags, n, trained in (({}, 8, True), ({'loss_margin_beta_shared': True}, 1, True),
-                              ({'loss_margin_beta_constant': True}, 8, False)):
-        criterion = select(opt(loss='margin', n_classes=8, **flags))
-        assert len(criterion.beta) == n and criterion.beta.requires_grad == trained and criterion.lr == 0.0005
-        assert len(criterion.parameter_groups()) == trained
-
 
 @pytest.mark.parametrize('loss', criteria.CRITERIA)
 def test_parameters_train_at_their_own_rate(loss, opt):

@@ -4,7 +4,7 @@ import torch
 
 from datasampler.storage import Storage
 from tests import host_waits
-from tests.helpers import assert_same_end, folder_of, images_of, kept_by, sampler_of
+from tests.helpers import folder_of, images_of, kept_by, sampler_of
 
 N, D = 9, 6
 
@@ -107,22 +107,6 @@ def test_an_epoch_is_drawn_from_what_is_stored_as_it_begins(name, opt):
     sampler.storage.update(random(60, 16), torch.arange(60))
     assert list(iterator) == whole[1:]
     assert list(sampler) != whole
-
-
-@pytest.mark.parametrize('n_epochs, flags', [                            # before the storage is filled, and after
-    (0, ['d2_coreset', '--data_storage_no_update', '--data_d2_coreset_lambda', '2']),
-    (1, ['fid_batchmatch', '--data_mb_mom', '0.5', '--data_sampler_lowproj_dim', '8'])])
-def test_a_resumed_run_ends_with_the_same_storage_whatever_the_workers(n_epochs, flags, quick, run, tmp_path):
-    arguments = [*quick, '--data_sampler', *flags, '--data_batchmatch_bigbs', '24', '--batch_mining', 'random',
-                 '--evaluation_metrics', 'e_recall@1']
-    assert run(*arguments, '--kernels', '2') == 0
-    assert run(*arguments, '--n_epochs', n_epochs, '--group', 'stopped') == 0
-    whole, stopped = folder_of(tmp_path), folder_of(tmp_path, 'stopped_s1')
-    assert ('embeddings' in kept_by(stopped, 'sampler.storage')) == (n_epochs > 0)
-    assert run('--resume', stopped, '--n_epochs', '2') == 0
-    assert_same_end(whole, stopped)
-    stored = kept_by(whole, 'sampler.storage')['embeddings']
-    assert stored.shape == (36, 8 if '--data_sampler_lowproj_dim' in flags else 16)
 
 
 def test_the_storage_holds_the_training_images_and_then_the_batches(quick, run, tmp_path):

@@ -1,6 +1,5 @@
 """Boxes of a CSV file are cropped wherever their images are read."""
 import csv
-import multiprocessing
 
 import numpy as np
 import pandas as pd
@@ -10,8 +9,7 @@ from PIL import ExifTags, Image
 
 import datasets
 from datasets import boxes, decoding
-from datasets.boxes import Box
-from datasets.loading import Loader
+from datasets.decoding import Box
 from tests.datasets.test_loading import photos  # noqa: F401
 from tests.helpers import after_training, folder_of
 from utilities.errors import UserError
@@ -45,7 +43,7 @@ def test_pixels_are_those_of_pillows_crop(photos, tmp_path):                    
         image = decoding.read_upright(path)
         for box in ((0, 0, *image.size), (3, 2, image.width // 2, image.height - 1), (1, 1, 2, 2)):
             expected, source = np.asarray(image.crop(box)), Box(path, *box, 2)
-            assert np.array_equal(np.asarray(boxes.read_upright(source)), expected), (path, box)
+            assert np.array_equal(np.asarray(decoding.read_upright(source)), expected), (path, box)
 
 
 @pytest.mark.parametrize('augmentation', ['base', 'mlrc', 'adv'])
@@ -61,17 +59,15 @@ def test_items_are_those_of_images_that_were_cropped_before(augmentation, scenes
 
 
 def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
-    """Training, resumption, embeddings and wrong labels, of several boxes in each file."""
+    """Training, resumption and embeddings, of several boxes in each file."""
     flags = [*quick, '--source_path', scenes, '--csv', scenes / 'list.csv', '--bs', '4', '--n_epochs', '1',
-             '--evaluation_metrics', 'e_recall@1', '--label_noise', '.5', '--no_train_metrics', 'false']
+             '--evaluation_metrics', 'e_recall@1', '--no_train_metrics', 'false']
     assert run(*flags) == 0 and run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
     names = {f'{scenes / row[0]}[{",".join(row[2:])}]'
              for row in csv.reader((scenes / 'list.csv').read_text().splitlines()[1:])}
     assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'out.npz') == 0
     written = np.load(tmp_path / 'out.npz')
     assert set(written['paths'].tolist()) == names and len(np.unique(written['embeddings'], axis=0)) == 16
-    text = (folder_of(tmp_path) / 'splits.yaml').read_text()
-    assert sum(text.count(name) for name in names) == 4                                  # --label_noise of 8 images
 
 
 def boxes_of(data):
@@ -181,13 +177,3 @@ def test_a_column_of_the_box_is_missing(scenes, opt):
         (scenes / 'list.csv').write_text(f'path,label,{columns}\n0.png,a,1,2,3,4')
         with pytest.raises(UserError, match=sentence):
             datasets.select(opt(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv')), 16)
-
-
-def test_loaders_in_other_processes_read_boxes(scenes, opt):
-    data = datasets.select(opt(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv')), 16)
-    test = data.evaluation['test']
-    loader = Loader(test, batch_size=8, num_workers=1, multiprocessing_context=multiprocessing.get_context('fork'),
-                    generator=torch.Generator())
-    (batch, _, _), = loader
-    expected = torch.stack([test[index][0] for index in range(8)])
-    assert torch.allclose(batch.float() / 255, expected, atol=1e-6)

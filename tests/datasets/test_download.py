@@ -150,12 +150,6 @@ def test_no_member_of_an_archive_changes_what_lies_outside(name, kind, tmp_path)
     assert all(path.is_file() and not path.is_symlink() or path.is_dir() for path in folder.rglob('*'))
 
 
-@pytest.mark.parametrize('dataset', ['cars196', 'online_products', 'inshop', 'folder'])
-def test_data_without_a_public_address_say_so(dataset, opt, tmp_path):
-    with pytest.raises(UserError, match='--download: .*(no stable public address|your own data)'):
-        select(opt, tmp_path, dataset, download=True)
-
-
 def test_cub200_and_omniglot_are_fetched_into_place(server, opt, tmp_path, monkeypatch):
     picture = io.BytesIO()
     Image.new('RGB', (8, 8)).save(picture, 'PNG')

@@ -184,25 +184,44 @@ def test_lists_without_their_header(opt, tmp_path):
         select(opt, tmp_path, 'online_products')
 
 
-def test_the_count_of_inshops_list(opt, tmp_path):
-    rows = [('00000001', 'train'), ('00000001', 'train'), ('00000002', 'query'), ('00000002', 'gallery')]
-    lines = []
-    for i, (item, part) in enumerate(rows):
-        path = f'img/WOMEN/Dresses/id_{item}/0{i}_1_front.jpg'
-        write(tmp_path / 'inshop' / path)
-        lines.append(f'{path}   id_{item}   {part}')
-    file = tmp_path / 'inshop' / 'list_eval_partition.txt'
-    header = 'image_name                  item_id   evaluation_status'
-    file.write_text('\n'.join(['4', header, *lines, '', '', '']))
+CLOTHES = 'In-shop Clothes Retrieval Benchmark'
+HEADER = 'image_name                  item_id   evaluation_status'
+
+
+def clothes(tmp_path, rows, images='inshop/img', lists='inshop'):
+    """Images and the list of In-Shop, which it returns. rows: (path, item, part)."""
+    for path, _, _ in rows:
+        write(tmp_path / images / path)
+    (tmp_path / lists).mkdir(parents=True, exist_ok=True)
+    lines = [f'img/{path}   {item}   {part}' for path, item, part in rows]
+    file = tmp_path / lists / 'list_eval_partition.txt'
+    file.write_text('\n'.join([str(len(rows)), HEADER, *lines, '', '', '']))
+    return file
+
+
+@pytest.mark.parametrize('lists, images', [('inshop', 'inshop/img'), ('inshop/Eval', 'inshop/Img/img'),
+                                           (f'{CLOTHES}/Eval', f'{CLOTHES}/img')])
+def test_inshop(lists, images, opt, tmp_path):
+    clothes(tmp_path, [('a.jpg', 'id_1', 'train'), ('b.jpg', 'id_1', 'train'), ('c.jpg', 'id_2', 'query'),
+                       ('d.jpg', 'id_2', 'gallery'), ('e.jpg', 'id_3', 'query'), ('f.jpg', 'id_4', 'gallery')],
+            images, lists)
     data = select(opt, tmp_path, 'inshop')
-    assert len(data.train) == 2
+    test = data.evaluation['test']
+    assert test.is_query.tolist() == [True, False, True, False] and test.labels.tolist() == [0, 0, 1, 2]
+    assert data.evaluation['train'].is_query is None
+    assert data.description['splits']['test']['n_lone_queries'] == 1
     assert data.description['other_data'] == (
-        'train 2 images of 1 classes, not 25,882 of 3,997; query 1 images of 1 classes, not 14,218 of 3,985; gallery '
-        '1 images of 1 classes, not 12,612 of 3,985: results are not comparable with published ones')
+        'train 2 images of 1 classes, not 25,882 of 3,997; query 2 images of 2 classes, not 14,218 of 3,985; gallery '
+        '2 images of 2 classes, not 12,612 of 3,985: results are not comparable with published ones')
+
+
+def test_the_count_of_inshops_list(opt, tmp_path):
+    file = clothes(tmp_path, [('a.jpg', 'id_1', 'train'), ('b.jpg', 'id_2', 'query')])
+    lines = file.read_text().splitlines()[2:]
     for content, sentence in (
-            (['52712', header, *lines], 'line 1: expected 4, the number of its rows, found "52712"'),
-            ([header, *lines], 'line 2: expected the header "image_name item_id evaluation_status", found "img/WOMEN'),
-            (['4', *lines], 'line 2: expected the header "image_name item_id evaluation_status", found "img/WOMEN'),
+            (['52712', HEADER, *lines], 'line 1: expected 2, the number of its rows, found "52712"'),
+            ([HEADER, *lines], 'line 2: expected the header "image_name item_id evaluation_status", found "img/a.jpg'),
+            (['2', *lines], 'line 2: expected the header "image_name item_id evaluation_status", found "img/a.jpg'),
             ([], 'line 2: expected the header .*, found ""')):
         file.write_text('\n'.join(content))
         with pytest.raises(UserError, match=sentence):
@@ -210,18 +229,12 @@ def test_the_count_of_inshops_list(opt, tmp_path):
 
 
 def test_inshop_at_high_resolution(opt, tmp_path, capsys):
-    root = tmp_path / 'In-shop Clothes Retrieval Benchmark'
     rows = [('WOMEN/Dresses/id_1/01_1_front.jpg', 'id_1', 'train'),
             ('WOMEN/Dresses/id_1/02_1_side.jpg', 'id_1', 'train'),
             ('MEN/Denim/id_2/01_1_front.jpg', 'id_2', 'query'), ('MEN/Denim/id_2/02_1_back.jpg', 'id_2', 'gallery')]
-    for path, _, _ in rows:
-        write(root / 'Img' / 'img_highres' / path)
-    (root / 'Eval').mkdir()
-    lines = [f'img/{path}   {item}   {part}' for path, item, part in rows]
-    (root / 'Eval' / 'list_eval_partition.txt').write_text(
-        '\n'.join(['4', 'image_name item_id evaluation_status', *lines]))
+    clothes(tmp_path, rows, f'{CLOTHES}/Img/img_highres', f'{CLOTHES}/Eval')
     data = select(opt, tmp_path, 'inshop')
-    assert data.train.paths == [root / 'Img' / 'img_highres' / path for path, _, _ in rows[:2]]
+    assert data.train.paths == [tmp_path / CLOTHES / 'Img' / 'img_highres' / path for path, _, _ in rows[:2]]
     assert data.train.superclasses == ['WOMEN/Dresses']
     assert 'the photos of img_highres are read, since there is no img\n' in capsys.readouterr().out
 
@@ -474,26 +487,14 @@ def test_queries_and_gallery_of_open_metric_learning(form, opt, tmp_path):
     assert listed(opt, tmp_path, everyone, index=False).evaluation['test'].is_query is None
 
 
-def test_roles_of_validation_images(quick, run, tmp_path):
-    """recall@1 of each split, against the nearest image of the gallery."""
+def test_roles_of_validation_images(opt, tmp_path):
     table = birds(tmp_path, 12).assign(split=['train'] * 4 + ['validation'] * 4 + ['test'] * 4)
     table['is_query'] = [None] * 4 + [True, False, True, False] + [True, True, False, False]
-    table['is_gallery'] = [None] * 4 + [False, True, True, True] + [True, True, False, True]
-    table.loc[10, 'is_query'] = True
-    table.to_csv(tmp_path / 'list.csv', index=False)
-    assert run(*quick, '--source_path', tmp_path, '--csv', tmp_path / 'list.csv', '--bs', '4', '--n_epochs', '0',
-               '--evaluation_metrics', 'e_recall@1') == 0
-    last = pd.read_csv(folder_of(tmp_path) / 'log.csv').iloc[-1]
+    table['is_gallery'] = [None] * 4 + [False, True, True, True] + [True, True, True, True]
+    data = listed(opt, tmp_path, table, index=False)
     for split, start in (('val', 4), ('test', 8)):
-        file = tmp_path / f'{split}.npz'
-        assert after_training(folder_of(tmp_path), 'embeddings', file, '--splits_to_eval', split) == 0
-        written = np.load(file)
-        distances = np.linalg.norm(written['embeddings'][:, None] - written['embeddings'], axis=2)
-        np.fill_diagonal(distances, np.inf)
-        part = table[start:start + 4].reset_index()
-        distances[:, ~part.is_gallery.astype(bool)] = np.inf
-        right = part.label.to_numpy()[distances.argmin(axis=1)] == part.label
-        assert last[f'{split}_e_recall@1'] == pytest.approx(right[part.is_query.astype(bool)].mean())
+        part = table[start:start + 4]
+        assert [roles.tolist() for roles in data.evaluation[split].roles] == [[*part.is_query], [*part.is_gallery]]
 
 
 @pytest.mark.parametrize('change, sentence', [

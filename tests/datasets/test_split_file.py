@@ -101,7 +101,7 @@ def test_a_run_records_its_file_and_resumes_with_no_other(quick, run, tmp_path, 
     assert run('--evaluate', folder) == 0                                  # an evaluation may use another file
     assert run('--evaluate', folder, '--split_scheme', 'half') == 0        # or none
     for flags, message in ((['--split_scheme', 'half'], 'takes the place of --split_scheme half'),
-                           (['--test_size', '0.3'], 'says which classes are tested'),
+                           (['--test_size', '0.3'], 'it has no effect on --splits'),
                            (['--use_tv_split'], 'has a validation split'), (['--fold', '1'], '--fold 1 goes with')):
         assert run(*some, '--splits', tmp_path / 'moved.json', *flags) == 2
         assert message in capsys.readouterr().err, flags
