@@ -170,16 +170,12 @@ def hand_on(wrapper):
     if hasattr(wrapper, 'criterion'):
         if not hasattr(wrapper, 'ranking_embeddings') and hasattr(wrapper.criterion, 'ranking_embeddings'):
             wrapper.ranking_embeddings = wrapper.criterion.ranking_embeddings
-        wrapper.register_forward_pre_hook(clear_log)
         wrapper.register_forward_hook(add_inner_log)
     return wrapper
 
 
-def clear_log(wrapper, arguments):
-    wrapper.log = {}
-
-
 def add_inner_log(wrapper, arguments, loss):
+    """After a wrapper's forward(), which has set its `log` anew."""
     wrapper.log = {**getattr(wrapper.criterion, 'log', {}), **wrapper.log}
 
 
