@@ -14,7 +14,6 @@ import configuration
 import evaluation
 import hubconf
 import main
-import parameters
 import parts
 import retrieval
 import Retrieve_Images
@@ -179,10 +178,3 @@ def test_images_whose_features_are_kept_are_not_read(quick, run, monkeypatch):
     counts.clear()
     assert run(*quick, *FROZEN, '--augmentation', 'none', *WITHOUT_KEPT) == 0
     assert sum(counts) == 3 * (36 + 36) + 2 * 3 * 12
-
-
-def test_the_flags_of_an_embedding_are_declared_with_the_flags():
-    opt = configuration.parse(['--eval_features'])
-    settings = configuration.embedding_settings(opt)
-    assert settings['eval_features'] and settings.keys() == parameters.flags_with('embedding').keys()
-    assert {'arch', 'input_size', 'eval_normalize', 'eval_views', 'eval_ema', 'interpolation'} < settings.keys()
