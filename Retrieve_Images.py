@@ -83,7 +83,8 @@ def build():
                             'network')
     serve.add_argument('--port', type=command_line.number(int, 0, 65535), default=8000,
                        help='port to listen on; 0 means any free one')
-    serve.add_argument('--device', choices=[*DEVICES], default='auto', help='device to compute on, as in main.py')
+    serve.add_argument('--device', choices=[*command_line.DEVICES], default='auto',
+                       help='device to compute on, as in main.py')
     for command in (query, add, serve):
         command.add_argument('--run', metavar='RUN', help='the run folder or checkpoint that made the index; needed '
                                                           'only if it has been moved')
