@@ -3,7 +3,6 @@ import sys
 
 from flags import command_line
 from utilities.errors import UserError, exit_code
-from utilities.machine import DEVICES
 
 
 def build():
@@ -24,7 +23,7 @@ def build():
          help="also evaluate the networks before training: the features of the backbone, and the embeddings")
     machine = parser.add_argument_group("this machine; by default as in the runs' records")
     machine.add_argument('--source_path', '--source', help="the folder that holds the data sets' folders")
-    machine.add_argument('--device', choices=[*DEVICES], help='the device to compute on')
+    machine.add_argument('--device', choices=[*command_line.DEVICES], help='the device to compute on')
     machine.add_argument('--gpu', nargs='+', type=command_line.COUNT, help='the index of the NVIDIA GPU')
     machine.add_argument('--kernels', type=command_line.COUNT, help='the number of processes that load images')
     machine.add_argument('--bs', type=command_line.POSITIVE_INT, help='the number of images that are embedded at once')

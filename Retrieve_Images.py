@@ -4,7 +4,6 @@ import sys
 
 from flags import command_line
 from utilities import errors, stopping
-from utilities.machine import DEVICES
 
 
 def add_photos(parser, nargs='+'):
@@ -15,7 +14,7 @@ def add_photos(parser, nargs='+'):
 
 def add_machine(parser):
     add = parser.add_argument
-    add('--device', choices=[*DEVICES], default='auto', help='device to compute on, as in main.py')
+    add('--device', choices=[*command_line.DEVICES], default='auto', help='device to compute on, as in main.py')
     add('--bs', type=command_line.POSITIVE_INT, default=112, help='number of images that are embedded at once')
     add('--kernels', type=command_line.COUNT, default=6,
         help='number of data loading processes, at most one per processor core; 0 loads in the main process')
@@ -35,29 +34,6 @@ def add_threshold(parser, default):
                              f'{default}')
 
 
-def add_suspects(parser):
-    parser.add_argument('photos', metavar='PHOTOS_OR_RUN',
-                        help='folder with one folder per class, CSV file with columns path and label, or run with its '
-                             'evaluation images')
-    parser.add_argument('--run', metavar='RUN',
-                        help='run folder or checkpoint whose network embeds the photos; by default the pretrained '
-                             'backbone of --arch, without an embedding layer')
-    parser.add_argument('--out', metavar='FILE', default='suspects.csv',
-                        help='CSV file of all suspects; the first of each kind are drawn in a .png file of the same '
-                             'name')
-
-
-def add_server(parser):
-    parser.add_argument('--k', type=command_line.POSITIVE_INT, default=24, help='number of nearest images')
-    parser.add_argument('--host', default='127.0.0.1',
-                        help='address to listen on; by default only this machine; 0.0.0.0 shows the images to the '
-                             'whole network')
-    parser.add_argument('--port', type=command_line.number(int, 0, 65535), default=8000,
-                        help='port to listen on; 0 means any free one')
-    parser.add_argument('--device', choices=[*DEVICES], default='auto',
-                        help='device to compute on, as in main.py')
-
-
 def build():
     parser = command_line.Parser(prog='Retrieve_Images.py',
                                  description='Finds the images that are nearest to a photo by the embeddings of a '
@@ -69,7 +45,7 @@ def build():
         ('add', 'embed images and add them to an index; files that have changed since they were added are replaced'),
         ('remove', 'remove images from an index; their files stay'),
         ('suspects', 'list images whose labels are probably wrong, near-duplicates and outliers. Flags that are not '
-                     'listed here are passed to main.py'),
+                     'listed here are those of main.py --evaluate'),
         ('serve', 'serve a page to search an index by dropping a photo on it'))
     index, query, add, remove, suspects, serve = (commands.add_parser(name, help=text, description=text)
                                                   for name, text in texts)
@@ -97,8 +73,18 @@ def build():
     query.add_argument('--picture', metavar='FILE',
                        help='also draw the first 12 queries and up to 10 nearest images of each; .png or .svg')
     remove.add_argument('--missing', action='store_true', help='remove the images whose files no longer exist')
-    add_suspects(suspects)
-    add_server(serve)
+    suspects.add_argument('run', metavar='RUN', help='run folder or checkpoint, whose evaluation images are examined')
+    suspects.add_argument('--out', metavar='FILE', default='suspects.csv',
+                          help='CSV file of all suspects; the first of each kind are drawn in a .png file of the same '
+                               'name')
+    serve.add_argument('--k', type=command_line.POSITIVE_INT, default=24, help='number of nearest images')
+    serve.add_argument('--host', default='127.0.0.1',
+                       help='address to listen on; by default only this machine; 0.0.0.0 shows the images to the whole '
+                            'network')
+    serve.add_argument('--port', type=command_line.number(int, 0, 65535), default=8000,
+                       help='port to listen on; 0 means any free one')
+    serve.add_argument('--device', choices=[*command_line.DEVICES], default='auto',
+                       help='device to compute on, as in main.py')
     for command in (query, add, serve):
         command.add_argument('--run', metavar='RUN', help='the run folder or checkpoint that made the index; needed '
                                                           'only if it has been moved')

@@ -1,6 +1,6 @@
 """For criteria written for the public code of Roth et al., which import this name: the registry of batch_mining/."""
+from flags.namespace import changed
 from utilities.mined import PAIRS, Miner, MinerOfLists
-from utilities.namespace import changed
 
 
 def __getattr__(name):

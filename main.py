@@ -16,9 +16,8 @@ import datasampler
 import evaluation
 import parameters
 import parts
-from configuration import effects, resuming
 from datasets.loading import TrainingLoader
-from records import checkpoint, columns, lock, reading, run_folder
+from records import checkpoint, columns, lock, run_folder
 from records.checkpoint import Checkpoint
 from records.columns import Column
 from records.trace import Trace
@@ -33,7 +32,7 @@ def run(opt, arguments):
     built, state = begin(opt, arguments)
     with lock.held(state.folder), explained_stop(opt, state):
         if opt.resume:
-            resuming.continue_run(opt, state, arguments, built.data.description)
+            configuration.continue_run(opt, state, arguments, built.data.description)
         print(parts.summary(opt, state.folder, built, state.next_epoch))
         with Records(opt, state.folder, state.settings, state.next_epoch, state.records) as records:
             parts.keep_features(opt, built)
@@ -62,39 +61,28 @@ def begin(opt, arguments):
     built = parts.build(opt)
     settings |= {name: vars(opt)[name] for name in datasampler.BATCH}          # may have been chosen just now
     if opt.reproduce:
-        note_other_data(opt.reproduce, built.data.description)
+        changed = run_folder.changed_data(run_folder.read(opt.reproduce), built.data.description)
+        if changed:
+            print(f'Note: the data have {changed} than {opt.reproduce}.')
     if opt.n_epochs and not opt.lr and opt.fc_lr <= 0:
         print('Note: --lr 0 trains no weight of the network', file=sys.stderr)
     files = configuration.checksums_of_files(settings)
     if opt.resume:
         folder = Path(opt.resume)
-        resuming.require_unchanged(folder, built.data.description, files)
+        configuration.require_unchanged(folder, built.data.description, files)
     else:
         chosen = datasampler.chosen_later(opt)
-        sought = resuming.compared(opt, settings)
-        folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files,
-                                   lambda folder: opt.auto_resume and reading.is_same(folder, *sought))
-    return built, checkpoint_in(folder, opt, settings, built)
-
-
-def note_other_data(folder, description):
-    """Prints how the data, described by datasets.select, differ from the data of the run in `folder`."""
-    changed = run_folder.changed_data(run_folder.read(folder), description)
-    if changed:
-        print(f'Note: the data have {changed} than {folder}.')
-
-
-def checkpoint_in(folder, opt, settings, built):
-    """The Checkpoint of a run in its folder."""
+        folder = Path(processes.run_on_rank_zero(run_folder.create, opt, settings, arguments, built.data.description,
+                                                 chosen, files))
     lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
     origin = checkpoint.origin(folder, built.data.description)
-    return Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), built.state(opt.device), origin,
-                      lowest)
+    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), built.state(opt.device), origin,
+                             lowest)
 
 
 def continued(opt, arguments):
     """--auto_resume: the flags that continue the run with these settings; None if it is finished; or `opt`."""
-    found = resuming.find_run(opt, configuration.recorded_settings(opt))
+    found = processes.run_on_rank_zero(configuration.find_run, opt, configuration.recorded_settings(opt))
     if found is None:
         return opt
     folder, is_finished = found
@@ -164,7 +152,7 @@ def train_epoch(opt, built, loader, epoch):
 
 def record(records, built, state, epoch, trained, evaluated):
     """Writes down an epoch: its row, the checkpoints, the summary."""
-    effects.name_unread(records.opt, bool(trained), bool(evaluated))
+    configuration.name_unread(records.opt, bool(trained), bool(evaluated))
     state.save(epoch, records.log(epoch, trained, evaluated), records.contents())
     records.summarise(state)
 
@@ -174,18 +162,14 @@ def finish(opt, built, embedded, records, state):
     split = evaluation.split_of_pictures(opt, built.data)
     if split not in embedded:
         embedded = evaluation.embed_splits(opt, built.model, built.data, [split], built.criterion)
-    finish_records(opt, embedded[split], split, records, state)
-
-
-@processes.rank_zero_only
-def finish_records(opt, embedded, split, records, state):
-    """The part of finish() that process 0 does alone. embedded: the Embedded of `split`."""
+    if not processes.is_main():
+        return
     plots = state.folder / 'plots'
     panel = state.folder / f'retrieval_{split}.png'
     saved = []
     if opt.pictures != ['none'] and plotting.is_possible():
         evaluation.curves.plot(records.rows, plots, single=evaluation.curves.SINGLE in opt.pictures)
-        saved = evaluation.pictures.save(opt, embedded, split, plots, panel)
+        saved = evaluation.pictures.save(opt, embedded[split], split, plots, panel)
     if panel in saved:
         records.picture(f'retrieval/{split}', panel)
     records.summarise(state, finished=True)

@@ -22,9 +22,10 @@ from datasampler import SAMPLERS
 from datasets import DATASETS, image_list
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES
-from flags import command_line, method_flags
+from flags import command_line, help_texts, method_flags
 from flags.command_line import (
     COUNT,
+    DEVICES,
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
@@ -38,7 +39,6 @@ from flags.command_line import (
     yaml_mapping,
 )
 from utilities.errors import UserError
-from utilities.machine import DEVICES
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
 main.py --help evaluation     the flags of a group; more words give more pages
@@ -471,8 +471,8 @@ def build():
 @functools.cache
 def flags_with(fact, value=None):
     """{flag: value of this fact (an attribute of Facts)} of the flags for which it is set, or has this value."""
-    found = command_line.flags_with_attribute(build(), fact)
-    return {name: own for name, own in found.items() if value is None or own == value}
+    found = {action.dest: getattr(help_texts.facts(action), fact) for action in build()._actions}
+    return {name: own for name, own in found.items() if own and (value is None or own == value)}
 
 
 @functools.cache

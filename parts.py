@@ -19,14 +19,14 @@ import training_step
 from architectures import embedding_layer, weights
 from datasets import features
 from evaluation.embedding import evaluation_batches
+from flags.namespace import changed, flags_of_losses, unnoted
 from optimization import moving_average
 from records import backends, checkpoint
 from records.state import State, load_trained, reached, root
-from utilities import device, libraries, machine, processes
+from utilities import device, libraries, processes
 from utilities.errors import UserError, choose
 from utilities.files import cache_folder
 from utilities.image_size import sides, written
-from utilities.namespace import changed, flags_of_losses, unnoted
 from utilities.randomness import preserved, seed_everything
 
 
@@ -245,7 +245,7 @@ def prepare(opt):
     backends.check(opt)
     opt.device = device.select(opt)
     device.set_arithmetic(opt)
-    machine.keep_freed()
+    device.keep_freed()
     seed_everything(opt.seed)
     backbone = build_backbone(opt)
     data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it
@@ -468,16 +468,13 @@ def summary(opt, folder, built, first):
     place = f'{folder}, continued at epoch {first}' if first else folder
     n_parameters = sum(parameter.numel() for parameter in built.model.parameters())
     size = written(built.model.input_size)
-    splits = [describe_split(name, part) for name, part in built.data.description['splits'].items()]
+    splits = []
+    for name, part in built.data.description['splits'].items():
+        text = f'{name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes'
+        if part['n_lone_queries']:
+            text += (' (without an image of their class in the gallery, and left out of the retrieval metrics: '
+                     f'{part["n_lone_queries"]:,})')
+        splits.append(text)
     return (f'run folder: {place}\n'
             f'{opt.arch}: {n_parameters:,} parameters, images of {size} pixels, {opt.device}\n'
             f'{opt.dataset}: {"; ".join(splits)}')
-
-
-def describe_split(name, part):
-    """The size of a split in words. part: its entry in the description of the data."""
-    text = f'{name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes'
-    if part['n_lone_queries']:
-        text += (' (without an image of their class in the gallery, and left out of the retrieval metrics: '
-                 f'{part["n_lone_queries"]:,})')
-    return text

@@ -14,9 +14,9 @@ from architectures import (
     weights,
 )
 from architectures.embedding_network import Backbone, EmbeddingNetwork, count_features
+from flags.namespace import changed
 from utilities.errors import UserError, choose, nearest, undeclared_flags
 from utilities.image_size import in_evaluation, sides, written
-from utilities.namespace import changed
 
 ARCHITECTURES = {
     'resnet50': resnet50,

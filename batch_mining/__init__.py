@@ -19,9 +19,9 @@ from batch_mining import (
     semihard,
     softhard,
 )
+from flags.namespace import flags_of_losses, note
 from utilities import libraries
 from utilities.errors import UserError, choose, named_flags, undeclared_flags
-from utilities.namespace import flags_of_losses, note
 
 BATCHMINERS = {
     'random': random_triplets,

@@ -12,9 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+from records.run_folder import processor
 from utilities import stopping
 from utilities.errors import RunFailed, UserError
-from utilities.machine import processor
 from utilities.text_tables import markdown
 
 ROOT = Path(__file__).parents[1]

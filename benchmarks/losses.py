@@ -18,8 +18,8 @@ import criteria
 import parameters
 from batch_mining.random_triplets import random_triplets
 from benchmarks.measure import median_times, peak_memory
+from records.run_folder import processor
 from utilities import libraries
-from utilities.machine import processor
 from utilities.text_tables import markdown
 
 SIZES = {112: 2, 512: 4, 2048: 4}                         # batch size: images of each class

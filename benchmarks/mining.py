@@ -11,8 +11,8 @@ import torch
 import batch_mining
 import parameters
 from benchmarks.measure import median_times, peak_memory
+from records.run_folder import processor
 from utilities import libraries
-from utilities.machine import processor
 from utilities.text_tables import markdown
 
 SHAPES = ((56, 2), (128, 4), (512, 4))                     # classes, samples of each

@@ -27,7 +27,7 @@ import optimization
 from benchmarks.measure import peak_memory
 from parts import Parts
 from training_step import TrainingStep
-from utilities import device, exchange, machine, processes
+from utilities import device, exchange, processes
 from utilities.errors import UserError
 from utilities.image_size import sides
 from utilities.randomness import seed_everything
@@ -46,7 +46,7 @@ class Case:
         self.opt = opt = configuration.parse(with_defaults(flags))
         opt.device = torch.device('cuda', processes.rank()) if gpu else device.select(opt)
         device.set_arithmetic(opt)
-        machine.keep_freed()
+        device.keep_freed()
         seed_everything(opt.seed)
         model = architectures.select(opt)
         self.number = 0

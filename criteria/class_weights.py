@@ -64,6 +64,7 @@ class ClassWeighted(torch.nn.Module):
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
         values = self.criterion(batch=batch, labels=labels, reduction='none', **kwargs)
+        self.log = getattr(self.criterion, 'log', {})
         values, counted = values if isinstance(values, tuple) else (values, None)
         return weighted_mean(values, self.class_weights[labels], counted)
 

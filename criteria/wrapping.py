@@ -22,10 +22,10 @@ from criteria import (
     matryoshka,
 )
 from criteria.weighted_sum import WeightedSum
+from flags.namespace import changed, flags_of_losses, note
 from utilities import libraries
 from utilities.errors import UserError, choose, named_flags, undeclared_flags
 from utilities.mined import COSTLY, Miner, MinerOfLists, finished, fitted
-from utilities.namespace import changed, flags_of_losses, note
 
 # From the inside to the outside
 AROUND_A_LOSS = [class_weights, cross_batch_memory, direction_regularisation, cascade, deep_adversarial, matryoshka]
@@ -170,16 +170,12 @@ def hand_on(wrapper):
     if hasattr(wrapper, 'criterion'):
         if not hasattr(wrapper, 'ranking_embeddings') and hasattr(wrapper.criterion, 'ranking_embeddings'):
             wrapper.ranking_embeddings = wrapper.criterion.ranking_embeddings
-        wrapper.register_forward_pre_hook(clear_log)
         wrapper.register_forward_hook(add_inner_log)
     return wrapper
 
 
-def clear_log(wrapper, arguments):
-    wrapper.log = {}
-
-
 def add_inner_log(wrapper, arguments, loss):
+    """After a wrapper's forward(), which has set its `log` anew."""
     wrapper.log = {**getattr(wrapper.criterion, 'log', {}), **wrapper.log}
 
 

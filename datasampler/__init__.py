@@ -12,8 +12,8 @@ from datasampler import (
     image_random_sampler,
 )
 from datasampler.storage import PublicSampler, Storage
+from flags.namespace import changed
 from utilities.errors import UserError, choose, named_flags, undeclared_flags
-from utilities.namespace import changed
 
 SAMPLERS = {
     'class_random': class_random_sampler,

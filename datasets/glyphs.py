@@ -20,7 +20,7 @@ from tqdm import tqdm
 from datasets.base import class_folders
 from utilities import stopping
 from utilities.errors import UserError
-from utilities.files import cache_folder, remove_stale, writing
+from utilities.files import cache_folder, writing
 
 CHARACTERS = True            # its images must not be flipped or cropped
 VERSION = 1
@@ -133,7 +133,6 @@ def render(letter, font, random):
 
 def render_all(fonts, path):
     """Renders every image into a temporary folder and renames it to `path` when it is complete."""
-    remove_stale(path)
     unfinished = path.with_name(f'.{path.name}.{os.getpid()}')
     bar = tqdm(distinct(letters(fonts)).items(), desc='rendering the glyphs, once', unit='class', disable=None)
     try:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from utilities import exchange, processes
-from utilities.device import is_gpu
-from utilities.machine import keep_freed, n_cores
+from utilities.device import is_gpu, keep_freed
 from utilities.randomness import derive
 
 
@@ -79,7 +78,7 @@ class Shared:
 
 def workers(opt):
     """The number of data workers: --kernels, but no more than this machine's cores for each process of the run."""
-    return min(opt.kernels, max(1, n_cores() // processes.local_count()))
+    return min(opt.kernels, max(1, processes.n_cores() // processes.local_count()))
 
 
 class TrainingLoader:

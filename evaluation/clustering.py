@@ -53,7 +53,12 @@ def kmeans_torch(points, k, seed, chunk=1 << 24):
 
 
 class Contingency:
-    """The non-zero numbers of images of each class in each cluster. labels, clusters: [N] int64, from 0."""
+    """
+    The non-zero numbers of images of each class in each cluster. labels, clusters: [N] int64, from 0.
+
+    information:  the mutual information of classes and clusters, in nats.
+    mean_entropy: of the classes and of the clusters.
+    """
 
     def __init__(self, labels, clusters):
         self.n = len(labels)
@@ -62,23 +67,14 @@ class Contingency:
         pairs, self.shared = np.unique(labels * len(self.clusters) + clusters, return_counts=True)
         self.expected = (self.classes[pairs // len(self.clusters)] * self.clusters[pairs % len(self.clusters)]
                          / self.n)                         # number of images if classes and clusters were independent
-
-    def information(self):
-        """The mutual information of classes and clusters, in nats."""
-        return max(0.0, float((self.shared * np.log(self.shared / self.expected)).sum() / self.n))
-
-    def mean_entropy(self):
-        return float(entropy(self.classes) + entropy(self.clusters)) / 2
-
-
-def entropy(sizes):
-    fractions = sizes[sizes > 0] / sizes.sum()
-    return -(fractions * np.log(fractions)).sum()
+        self.information = max(0.0, float((self.shared * np.log(self.shared / self.expected)).sum() / self.n))
+        fractions = [sizes[sizes > 0] / self.n for sizes in (self.classes, self.clusters)]
+        self.mean_entropy = -float(sum((part * np.log(part)).sum() for part in fractions)) / 2
 
 
 def nmi(table):
     """Normalised mutual information, with the arithmetic mean of the entropies as normaliser; 1 where both are 0."""
-    return table.information() / table.mean_entropy() if table.mean_entropy() > 0 else 1.0
+    return table.information / table.mean_entropy if table.mean_entropy > 0 else 1.0
 
 
 def ami(table):
@@ -86,7 +82,7 @@ def ami(table):
     Adjusted mutual information, with the arithmetic mean as normaliser. Vinh et al., Information Theoretic Measures for
     Clusterings Comparison, JMLR 2010, Eq. 24a. The expectation is summed over the distinct sizes.
     """
-    if table.mean_entropy() == 0:
+    if table.mean_entropy == 0:
         return 1.0
     log_factorial = np.concatenate([[0], np.log(np.arange(1, table.n + 1)).cumsum()])
     expected = 0.0
@@ -97,9 +93,9 @@ def ami(table):
             chance = np.exp(fixed - log_factorial[both] - log_factorial[a - both] - log_factorial[b - both]
                             - log_factorial[table.n - a - b + both])
             expected += n_a * n_b * (both / table.n * np.log(table.n * both / (a * b)) * chance).sum()
-    span = table.mean_entropy() - expected
+    span = table.mean_entropy - expected
     # 0/0 where every image is the only one of its class and of its cluster
-    return (table.information() - expected) / span if abs(span) > 1e-12 * table.mean_entropy() else 1.0
+    return (table.information - expected) / span if abs(span) > 1e-12 * table.mean_entropy else 1.0
 
 
 def f1(table):

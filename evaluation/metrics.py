@@ -76,7 +76,7 @@ def parse(name):
     base, at, argument = name.partition('@')
     cosine = base.startswith('c_')
     base = base.removeprefix('c_') if cosine else base
-    metric = METRICS.get(registered(name))
+    metric = METRICS.get('e_recall' if cosine and base == 'recall' else base)
     if metric is None or (base == 'e_recall' and cosine):
         names = [f'c_{known.removeprefix("e_")}' for known in METRICS] if cosine else METRICS
         if base in NAMES_ELSEWHERE:
@@ -86,7 +86,10 @@ def parse(name):
                         + nearest(name.partition('@')[0], names).replace('?', f'{at}{argument}?'))
     if metric.argument in (int, float):
         try:
-            return cosine, metric, (number_after_at(base, metric.argument, argument),)
+            number = metric.argument(argument)
+            if base.endswith('recall') and number < 1 or metric.argument is float and not 0 < number < 1:
+                raise ValueError
+            return cosine, metric, (number,)
         except ValueError:
             expected = 'whole number after an @: {}@1' if metric.argument is int else 'fraction after an @: {}@0.01'
             raise UserError(f'--evaluation_metrics {name}: expected a {expected.format(base)}') from None
@@ -96,19 +99,6 @@ def parse(name):
         return cosine, metric, (argument,)
     expected = f'one of {", ".join(metric.argument)} after an @' if metric.argument else 'no @'
     raise UserError(f'--evaluation_metrics {name}: expected {expected}')
-
-
-def registered(name):
-    """'c_recall@4' -> 'e_recall', the name in METRICS."""
-    base = name.partition('@')[0]
-    return 'e_recall' if base == 'c_recall' else base.removeprefix('c_')
-
-
-def number_after_at(base, kind, argument):
-    number = kind(argument)
-    if base.endswith('recall') and number < 1 or kind is float and not 0 < number < 1:
-        raise ValueError
-    return number
 
 
 @dataclass
@@ -274,7 +264,7 @@ def per_query(name, values, n_queries):
     """The values of a metric as an array [n_queries]. Raises UserError where its function returned something else."""
     values = np.asarray(values)
     if values.shape != (n_queries,):
-        raise UserError(f"evaluation/metrics.py: METRICS['{registered(name)}']: function returned an array "
+        raise UserError(f'evaluation/metrics.py: the function of {name} in METRICS returned an array '
                         f'{list(values.shape)} for {n_queries} queries; expected a value per query')
     return values
 

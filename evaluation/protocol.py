@@ -62,7 +62,11 @@ def compute_metrics(opt, embedded, splits, metrics):
             part = embedded[split]
             pool = build_pool(opt, embedded, split, level)
             labels = np.unique(level_names(part.images, level), return_inverse=True)[1]
-            embeddings, labels = without_distractors(part.embeddings, labels, part.images)
+            embeddings = part.embeddings
+            if part.images.is_distractor is not None:      # they are of no class
+                kept = np.flatnonzero(~part.images.is_distractor)
+                embeddings = take_rows(embeddings, kept)
+                labels = np.unique(labels[kept], return_inverse=True)[1]
             names = [name for name in metrics if is_computed(name, level)]
             draws = (opt.eval_draws, opt.eval_draw_size) if level == 'draws' else None
             values = compute(names, embeddings, labels, seed=opt.seed, ranking=part.ranking, pool=pool,
@@ -177,14 +181,6 @@ def level_names(images, level):
     return np.array(names, dtype=str)[images.labels]
 
 
-def without_distractors(embeddings, labels, images):
-    """The embeddings and labels without the distractors, which are of no class."""
-    if images.is_distractor is None:
-        return embeddings, labels
-    kept = np.flatnonzero(~images.is_distractor)
-    return take_rows(embeddings, kept), np.unique(labels[kept], return_inverse=True)[1]
-
-
 def build_pool(opt, embedded, split, level):
     """The Pool of a split: its queries, and the gallery that --eval_reference and --eval_level give them."""
     own = embedded[split]
@@ -204,20 +200,15 @@ def build_pool(opt, embedded, split, level):
     cameras = np.concatenate([part.images.groups for part in parts]) if level == 'across' else None
     norms = None if own.norms is None else np.concatenate([part.norms for part in parts])
     labels = np.unique(names, return_inverse=True)[1]
-    levels = stack_superclasses([part.images for part in parts])
+    images = [part.images for part in parts]
+    levels = None                                          # of super-classes, [N, K]
+    if not any(None in names for own in images for names in own.levels):
+        named = [np.concatenate([np.array(names, dtype=str)[own.labels]
+                                 for names, own in zip(several, images, strict=True)])
+                 for several in zip(*(own.levels for own in images), strict=True)]
+        levels = np.stack([np.unique(names, return_inverse=True)[1] for names in named], axis=1)
     return Pool(embeddings, labels, is_query=is_query, in_gallery=in_gallery, groups=groups, cameras=cameras,
                 levels=levels, norms=norms)
-
-
-def stack_superclasses(parts):
-    """[N, K] int64: the super-classes at K levels of the images of several ImageSets; None where there are none."""
-    levels = []
-    for several in zip(*(images.levels for images in parts), strict=True):
-        if any(None in names for names in several):
-            return None
-        named = [np.array(names, dtype=str)[images.labels] for names, images in zip(several, parts, strict=True)]
-        levels.append(np.unique(np.concatenate(named), return_inverse=True)[1])
-    return np.stack(levels, axis=1)
 
 
 def metric_and_level(name):

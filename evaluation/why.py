@@ -63,21 +63,6 @@ def n_prefix(network):
     return network.pool.keywords['n_prefix']
 
 
-def embedding_of(network, maps, of_features):
-    """Maps or tokens -> embeddings [B, D] before they are normalised, or the pooled features."""
-    features = pool(network, maps)
-    return features if of_features else network.f_embed(features)
-
-
-def gradient_at(network, maps, other, of_features):
-    """The embedding, its cosine with `other` [D] of norm 1, and the cosine's gradient with respect to the maps."""
-    maps = maps.detach().requires_grad_()
-    with torch.enable_grad():
-        embedding = embedding_of(network, maps, of_features)[0].float()
-        cosine = embedding @ other / embedding.detach().norm()
-    return cosine.detach(), torch.autograd.grad(cosine, maps)[0]
-
-
 def similarity_map(network, image, other, of_features=False):
     """
     Args:
@@ -90,7 +75,13 @@ def similarity_map(network, image, other, of_features=False):
     """
     with torch.no_grad():
         maps = feature_maps(network, image[None])
-    cosine, gradient = gradient_at(network, maps, other, of_features)
+    maps = maps.detach().requires_grad_()
+    with torch.enable_grad():
+        features = pool(network, maps)
+        embedding = (features if of_features else network.f_embed(features))[0].float()    # before it is normalised
+        cosine = embedding @ other / embedding.detach().norm()
+    gradient, = torch.autograd.grad(cosine, maps)
+    maps, cosine = maps.detach(), cosine.detach()
     if maps.dim() == 4:
         added = (maps * gradient).sum(dim=1)[0]
     else:

@@ -32,7 +32,6 @@ class Parser(argparse.ArgumentParser):
             if not is_text(argument):
                 raise UserError(f'{shortened(ascii(argument))}: a flag cannot contain a NUL byte or bytes that are '
                                 'not UTF-8; rename the file or folder')
-        self.refuse_habits(args)
         return super().parse_known_args(args, namespace)
 
     def error(self, message):
@@ -41,27 +40,6 @@ class Parser(argparse.ArgumentParser):
             message = '\n'.join(f'--{flag}: unknown flag{hints.unknown(flag, known_flags(self))}'
                                 for flag in dict.fromkeys(found))
         raise UserError(message.removeprefix('argument '))
-
-    def refuse_habits(self, arguments):
-        """Raises UserError for a list in brackets, such as `[30, 55]`, and for a ~ that no shell has replaced."""
-        values = {}                                                           # {flag as it is given: its values}
-        flag = None
-        for argument in arguments:
-            if argument.startswith('--'):
-                flag, _, value = argument.partition('=')
-                values[flag] = [value] if value else []
-            elif flag is not None:
-                values[flag].append(argument)
-        for flag, given in values.items():
-            action = self._option_string_actions.get(flag)
-            text = ' '.join(given)
-            if action is not None and text.startswith('~/'):
-                raise UserError(f'{flag} {shortened(text)}: ~ is not replaced by the home folder here; give the whole '
-                                f'path, or let the shell replace it: {flag} ~/..., without = and quotes')
-            takes_list = action is not None and (action.nargs == '+' or isinstance(action.nargs, int))
-            if takes_list and text.startswith('[') and text.endswith(']'):
-                raise UserError(f'{flag} {shortened(text)}: give the values without brackets and commas, as {flag} '
-                                f'{shortened(" ".join(text.strip("[]").replace(",", " ").split()))}')
 
 
 def is_text(value):
@@ -143,6 +121,9 @@ WHOLE = number(int)
 POSITIVE_INT = number(int, 1)
 COUNT = number(int, 0)
 SIDE = number(int, 1, image_size.LARGEST)      # side of an image, in pixels
+# values of --device, and their meanings
+DEVICES = {'auto': 'an NVIDIA GPU if available, else an Apple GPU, else the CPU', 'cpu': 'the CPU',
+           'cuda': 'an NVIDIA GPU', 'mps': 'an Apple GPU'}
 
 
 def flag(group, *names, **options):
@@ -184,12 +165,6 @@ def add_declared(add, switch, flag, values, **known):
         low = values.get('above', values.get('at_least'))
         options['type'] = number(kind, low, values.get('at_most'), above='above' in values)
     return add(f'--{flag}', default=default, **options, **known)
-
-
-def flags_with_attribute(parser, fact):
-    """{flag: value of the fact} for the flags whose Facts have it. fact: the name of an attribute of Facts."""
-    values = {action.dest: getattr(facts(action), fact) for action in parser._actions}
-    return {flag: value for flag, value in values.items() if value}
 
 
 def parted(arguments):

@@ -76,16 +76,11 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
         return getattr(action.type, '__name__', 'NAME')
 
 
-def help_with_choices(action):
-    """A flag's help and the meanings of its choices, where these have meanings."""
-    are_explained = isinstance(action.choices, dict) and not isinstance(action, argparse._SubParsersAction)
-    meanings = [f'{name}: {meaning}' for name, meaning in action.choices.items()] if are_explained else []
-    return '; '.join([action.help or '', *meanings])
-
-
 def help_with_notes(action):
     known = facts(action)
-    text = help_with_choices(action)
+    are_explained = isinstance(action.choices, dict) and not isinstance(action, argparse._SubParsersAction)
+    meanings = [f'{name}: {meaning}' for name, meaning in action.choices.items()] if are_explained else []
+    text = '; '.join([action.help or '', *meanings])
     if known.names:
         text += f'; names: {", ".join(known.names)}'
     is_unset = any(action.default is value for value in (None, False, argparse.SUPPRESS)) or action.default == []

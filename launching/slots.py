@@ -4,7 +4,6 @@ import re
 
 from flags.command_line import POSITIVE_INT
 from utilities.errors import UserError
-from utilities.machine import n_cores
 
 
 def add_flags(parser):
@@ -45,4 +44,5 @@ def slot_arguments(opt):
 
 
 def divide_cores(n_processes):
+    from utilities.processes import n_cores  # imported here, since --help does not need torch
     os.environ.setdefault('OMP_NUM_THREADS', str(max(1, n_cores() // n_processes)))

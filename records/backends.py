@@ -8,7 +8,6 @@ import contextlib
 import importlib.util
 import os
 import threading
-import time
 import urllib.error
 import urllib.request
 
@@ -72,9 +71,6 @@ class TensorBoard:
 
     def __init__(self, opt, folder, settings, start):
         from torch.utils.tensorboard import SummaryWriter
-        # files are read in the order of their names, which begin with the second of their start
-        while any((folder / 'tensorboard').glob(f'*.tfevents.{int(time.time())}.*')):
-            time.sleep(0.05)
         self.writer = SummaryWriter(folder / 'tensorboard', purge_step=start)
         self.last = start - 1
 
@@ -145,12 +141,6 @@ class Wandb:
         waiting = self.pictures if epoch > self.logged else self.run.summary       # W&B takes a step once
         waiting[name] = wandb.Image(str(file))
 
-    def table(self, name, rows, epoch):
-        import wandb
-        columns, cells = as_table(rows)
-        waiting = self.pictures if epoch > self.logged else self.run.summary       # W&B takes a step once
-        waiting[name] = wandb.Table(columns=columns, data=cells)
-
     def close(self, failed):
         import wandb
         problem = within_limit(self.run.finish, int(failed))
@@ -189,12 +179,6 @@ def histogram(values):
     return np.histogram(values[np.isfinite(values)], bins=min(64, max(1, len(values))))
 
 
-def as_table(rows):
-    """A list of {column: value} -> (the columns, the cells of each row)."""
-    columns = [*dict.fromkeys(column for row in rows for column in row)]
-    return columns, [[row.get(column) for column in columns] for row in rows]
-
-
 class Comet:
     """
     A Comet experiment of --project, the same after --resume. Without COMET_API_KEY it is logged to <run folder>/comet/
@@ -226,10 +210,6 @@ class Comet:
 
     def picture(self, name, file, epoch):
         self.experiment.log_image(str(file), name=name, step=epoch)
-
-    def table(self, name, rows, epoch):
-        columns, cells = as_table(rows)
-        self.experiment.log_table(f'{name}_{epoch}.csv', cells, headers=columns)
 
     def close(self, failed):
         self.experiment.end()

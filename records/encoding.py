@@ -55,10 +55,6 @@ def is_tensor(value):
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_meta
 
 
-def is_array(value):
-    return isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject
-
-
 def container_kind(value):
     """The name in CONTAINERS of a container's class or base class; None for other values."""
     if type(value) in CONTAINERS.values():
@@ -69,11 +65,6 @@ def container_kind(value):
 def is_plain(values):
     """Whether all values are PLAIN: a quick answer, also for thousands of numbers."""
     return PLAIN.issuperset(map(type, values))
-
-
-def items(container):
-    """The pairs (key, value) of a container; the keys of a container that is no dict are numbers."""
-    return container.items() if isinstance(container, dict) else enumerate(container)
 
 
 def memory(tensor):
@@ -117,8 +108,9 @@ class Writer:
             return kind, self.numbered(value), place, self.content(value)
         if is_tensor(value):
             return self.encode_tensor(value, place, is_own)
-        if is_array(value):
-            return 'array', self.numbered(value), place, [value.dtype.str, [*value.shape], as_bytes(value)]
+        if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+            content = torch.from_numpy(np.frombuffer(value.tobytes(), np.uint8).copy())
+            return 'array', self.numbered(value), place, [value.dtype.str, [*value.shape], content]
         if isinstance(value, GENERATORS):
             return 'generator', self.numbered(value), place, [self.encode(part) for part in read(value)]
         if self.compares:
@@ -172,10 +164,6 @@ def position(tensor, base):
     if not base.is_contiguous() or offset < 0 or last >= base.numel():
         return None
     return [[*tensor.shape], [*tensor.stride()], offset]
-
-
-def as_bytes(array):
-    return torch.from_numpy(np.frombuffer(array.tobytes(), np.uint8).copy())
 
 
 def told(value):

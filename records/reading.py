@@ -81,13 +81,8 @@ def find(place, settings, chosen=(), files=None):
     """
     found = [folder for folder in place.parent.glob(f'{glob.escape(place.name)}*')
              if re.fullmatch(re.escape(place.name) + r'(_\d+)?', folder.name)
-             and is_same(folder, settings, chosen, files)]
+             and is_run_folder(folder) and are_same(settings, run_folder.read(folder), chosen, files)]
     return max(found, default=None, key=lambda folder: ((folder / LAST).exists(), progress(folder)))
-
-
-def is_same(folder, settings, chosen=(), files=None):
-    """Whether `folder` is the run folder of a run with these settings, as in are_same()."""
-    return is_run_folder(folder) and are_same(settings, run_folder.read(folder), chosen, files)
 
 
 def are_same(settings, config, chosen=(), files=None):
@@ -156,18 +151,11 @@ def last_epoch(folder):
 def read_summary(file, n_epochs=None):
     """
     (whether the run is finished, its last epoch) in a summary.json; (False, -1) without the file. A run that finished
-    with another number of epochs than `n_epochs` counts as unfinished: it is being extended.
+    with another number of epochs than `n_epochs` counts as unfinished: it is being extended. Raises UserError where the
+    file is damaged, or cannot be read.
     """
-    summary = loaded_summary(file)
-    finished = summary.get('finished', False) and summary.get('n_epochs', n_epochs) == n_epochs
-    last = summary.get('last_epoch') or {'epoch': -1}
-    return finished, last['epoch']
-
-
-def loaded_summary(file):
-    """The content of summary.json; {} without the file. Raises UserError where it is damaged, or cannot be read."""
     if not file.exists():
-        return {}
+        return False, -1
     try:
         summary = json.loads(file.read_text(encoding='utf-8'))
         last = summary['last_epoch']
@@ -178,7 +166,8 @@ def loaded_summary(file):
         is_whole = False
     if not is_whole:
         raise UserError(f'{file}: not a complete summary of a run; copy it again, or leave the run out')
-    return summary
+    finished = summary['finished'] and summary.get('n_epochs', n_epochs) == n_epochs
+    return finished, last['epoch'] if last else -1
 
 
 def reached(flags, rows):

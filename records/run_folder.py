@@ -3,6 +3,7 @@ import importlib.metadata
 import itertools
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -12,9 +13,8 @@ from pathlib import Path
 
 import yaml
 
-from utilities import machine
 from utilities.errors import UserError
-from utilities.files import UniqueKeys, file_hash, read_yaml, remove_stale, write_text
+from utilities.files import UniqueKeys, file_hash, read_yaml, write_text
 
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb', 'pytorch-metric-learning')
@@ -40,25 +40,17 @@ def check_names(opt):
                             f'most {LONGEST} fit into the name of a file')
 
 
-def create(opt, settings, arguments, description, chosen=(), files=None, is_same=None):
+def create(opt, settings, arguments, description, chosen=(), files=None):
     """
-    Process 0 makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is
-    appended. All processes return the folder.
+    Makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is appended.
+    Returns the folder.
 
     settings:    the flags, as configuration.recorded_settings gives them.
     arguments:   the arguments of the command line.
     description: the description of the splits, as datasets.splits.describe gives it.
     files:       {flag: checksum of the file that it names}.
     chosen:      the flags that were not given, and whose values the run may adapt to its data.
-    is_same:     folder whose name is taken -> whether another process has just begun this run in it, which raises
-                 UserError.
     """
-    from utilities import processes  # imports torch, which reading run folders does not need
-    return Path(processes.run_on_rank_zero(make, opt, settings, arguments, description, chosen, files, is_same))
-
-
-def make(opt, settings, arguments, description, chosen, files, is_same):
-    """The work of create()."""
     parent = Path(opt.save_path) / opt.dataset
     name = savename(opt)
     test = description['splits'].get('test', {})
@@ -72,22 +64,17 @@ def make(opt, settings, arguments, description, chosen, files, is_same):
     config |= {'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
     unfinished = parent / f'.{name}.{uuid.uuid4().hex[:8]}'     # in containers, process ids repeat
     try:
-        remove_stale(parent / name)
         unfinished.mkdir(parents=True)
         write_yaml(unfinished / 'config.yaml', config)
         write_yaml(unfinished / 'splits.yaml', description)
-        return settle(unfinished, parent / name, is_same)
+        return settle(unfinished, parent / name)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise UserError(f'--save_path {opt.save_path}: no folder can be made there ({error.strerror})') from None
 
 
-def settle(unfinished, folder, is_same=None):
-    """
-    Renames a folder to `folder`; if the name is taken, _1, _2 ... is appended. Returns the path. is_same: as for
-    create(). Two processes that begin one run at once try the same names, so that the second sees the folder of the
-    first.
-    """
+def settle(unfinished, folder):
+    """Renames a folder to `folder`; if the name is taken, _1, _2 ... is appended. Returns the path."""
     for place in places(folder):
         if not place.exists():
             try:
@@ -95,10 +82,6 @@ def settle(unfinished, folder, is_same=None):
             except OSError:
                 if not place.exists():       # else another process took the name in between
                     raise
-        if is_same and is_same(place):
-            shutil.rmtree(unfinished)
-            raise UserError(f'--auto_resume: another process has just begun this run, in {place}; wait for it or stop '
-                            'it')
 
 
 def places(folder):
@@ -152,11 +135,6 @@ def changed_data(config, description):
     return f'other {", ".join(changed)}, or another order of images,' if changed else ''
 
 
-def changes(before, now):
-    """{flag: {'from': its value before, 'to': its value now}} for the settings `now` that differ from `before`."""
-    return {name: {'from': before.get(name), 'to': value} for name, value in now.items() if before.get(name) != value}
-
-
 def note_resumption(folder, settings, arguments, epoch, description, merged=()):
     """
     Records a resumption in config.yaml: its epoch, its command and the changed flags; writes splits.yaml. merged: the
@@ -164,7 +142,9 @@ def note_resumption(folder, settings, arguments, epoch, description, merged=()):
     """
     write_yaml(folder / 'splits.yaml', description)
     config = read(folder)
-    changed = changes(config['flags'], settings)
+    before = config['flags']
+    changed = {name: {'from': before.get(name), 'to': value} for name, value in settings.items()
+               if before.get(name) != value}
     config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),
                               'versions': versions(), 'changed_flags': changed})
     changed = {name: change for name, change in changed.items() if name in merged}
@@ -211,11 +191,7 @@ def read_splits(folder):
 
 
 def write_yaml(file, content):
-    write_text(file, as_yaml(content))
-
-
-def as_yaml(content):
-    return yaml.dump(content, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=120)
+    write_text(file, yaml.dump(content, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=120))
 
 
 def without_secrets(arguments, secrets):
@@ -243,8 +219,20 @@ def versions():
             continue
     if torch.cuda.is_available():
         found['cuda'] = torch.version.cuda
-    return found | {'processor': machine.processor(), 'instructions': torch.backends.cpu.get_cpu_capability(),
+    return found | {'processor': processor(), 'instructions': torch.backends.cpu.get_cpu_capability(),
                     'threads': torch.get_num_threads()}
+
+
+def processor():
+    """The name of the processor, on which the last digits of results depend; if it is not known, the architecture."""
+    try:
+        if platform.system() == 'Darwin':
+            return subprocess.run(['sysctl', '-n', 'machdep.cpu.brand_string'], capture_output=True, text=True,
+                                  check=True).stdout.strip()
+        found = re.search(r'^model name\s*:\s*(\S.*)$', Path('/proc/cpuinfo').read_text(), re.MULTILINE)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def git_commit():

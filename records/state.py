@@ -24,7 +24,6 @@ from records.encoding import (
     is_left_out,
     is_plain,
     is_tensor,
-    items,
     memory,
     parts,
 )
@@ -66,7 +65,8 @@ class State:
             self.as_built[place] = {}
             for name, value in attributes(thing, place).items():
                 self.as_built[place][name] = self.told(thing, name, value, by_memory)
-                if is_immutable(value) and not self.is_whole(thing, name):
+                is_immutable = type(value) in PLAIN or type(value) is tuple and is_plain(value)
+                if is_immutable and not self.is_whole(thing, name):
                     self.constant[place, name] = value
         self.required_grad = {place: leaf.requires_grad for place, leaf in self.leaves().items()}
         self.changed = set()
@@ -299,16 +299,13 @@ def reached(built, stored=()):
             continue
         places[id(value)] = reference(value), place
         if container_kind(value):
-            queue.extend((f'{place}[{key!r}]', part) for key, part in items(value))
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            queue.extend((f'{place}[{key!r}]', part) for key, part in pairs)
         if has_attributes(value) and (is_module(value) or id(value) not in stored):
             objects[place] = value
             if not isinstance(value, BY_STATE_DICT):          # their state dicts are made anew each time
                 queue.extend((joined(place, name), part) for name, part in attributes(value, place).items())
     return places, objects
-
-
-def is_immutable(value):
-    return type(value) in PLAIN or type(value) is tuple and is_plain(value)
 
 
 def is_module(value):

@@ -1,22 +1,24 @@
 """Writes a run's records: log.csv, records.sqlite, spectrum.csv and summary.json; the backends get the same values."""
+import contextlib
 import json
 import math
+import sqlite3
 import time
 from pathlib import Path
 
 import numpy as np
 
-from records import backends, columns, database
+from records import backends, columns
 from records.columns import Column
 from utilities import processes
-from utilities.files import read_csv, write_csv, write_text
+from utilities.files import atomic, write_csv, write_text
 
 SPECTRUM = 'rho_spectrum@0'                                # the metric that is a vector, in spectrum.csv
 
 
 class Records:
     """
-    A context manager, which closes the database and the backends at the end. It writes in process 0 only.
+    A context manager, which closes the backends at the end. It writes in process 0 only.
 
     folder: the run folder. start: the epoch with which the run begins or continues. Rows from this epoch on, which a
     killed run has left, are dropped, since these epochs are repeated.
@@ -34,9 +36,7 @@ class Records:
 
     def open(self, settings, start):
         """Opens the files and the backends, and gives these the epochs that they lack; process 0 does it."""
-        self.database = database.Database(self.folder / 'records.sqlite', self.rows, self.spectra)
-        write_csv(self.folder / 'log.csv', self.rows)
-        write_csv(self.folder / 'spectrum.csv', self.spectra)
+        self.write_files()
         self.backends = backends.select(self.opt, self.folder, settings, start)
         self.clock = time.perf_counter()
         for row in self.rows:
@@ -44,6 +44,11 @@ class Records:
             spectra = {Column(spectrum['split'], SPECTRUM).name: singular_values(spectrum)
                        for spectrum in self.spectra if spectrum['epoch'] == row['epoch']}
             self.pass_on(int(row['epoch']), scalars, spectra)
+
+    def write_files(self):
+        write_database(self.folder / 'records.sqlite', self.rows, self.spectra)
+        write_csv(self.folder / 'log.csv', self.rows)
+        write_csv(self.folder / 'spectrum.csv', self.spectra)
 
     @processes.rank_zero_only
     def contents(self):
@@ -68,21 +73,6 @@ class Records:
             epoch = int(self.rows[-1]['epoch'])
         for backend in list(self.backends):
             self.try_to(backend, backend.picture, name, file, epoch)
-
-    @processes.rank_zero_only
-    def table(self, name, rows, epoch):
-        """
-        Writes the `rows` of an epoch, a list of {column: value}, into <run folder>/tables/<name>.csv, after those of
-        earlier epochs, and gives them as a table to the backends that take tables: W&B and Comet. A slash in the name
-        becomes _ in the name of the file. Rows of this or a later epoch, which a killed run has left, are dropped.
-        """
-        file = self.folder / 'tables' / f'{name.replace("/", "_")}.csv'
-        file.parent.mkdir(exist_ok=True)
-        earlier = [row for row in read_csv(file) if int(row['epoch']) < epoch]
-        write_csv(file, earlier + [{'epoch': epoch} | row for row in rows])
-        for backend in list(self.backends):
-            if hasattr(backend, 'table'):
-                self.try_to(backend, backend.table, name, rows, epoch)
 
     def try_to(self, backend, call, *arguments):
         """Calls call(*arguments); a backend that fails gets no more records."""
@@ -119,11 +109,9 @@ class Records:
         rows = [{name: as_text(value) for name, value in (row | statistics).items()}]
         vectors = [{'epoch': str(epoch), 'split': columns.parse(name).split} | numbered(values)
                    for name, values in spectra.items()]
-        self.database.add(rows, vectors)
         self.rows = self.rows + rows                         # new lists: Checkpoint.records keeps the old ones
         self.spectra = self.spectra + vectors
-        write_csv(self.folder / 'log.csv', self.rows)
-        write_csv(self.folder / 'spectrum.csv', self.spectra)
+        self.write_files()
         self.pass_on(epoch, trained | row, spectra)
         return row, self.rows
 
@@ -141,11 +129,32 @@ class Records:
 
     @processes.rank_zero_only
     def __exit__(self, kind, error, traceback):
-        self.database.close()
         for backend in self.backends:
             problem = backends.failure(backend.close, kind is not None)
             if problem:
                 backends.note(type(backend).__name__, 'may have lost the last records', problem, self.folder)
+
+
+def write_database(file, rows, spectra):
+    """
+    Replaces records.sqlite atomically: the rows of log.csv in the table `log`, the rows of spectrum.csv in the table
+    `spectrum`. Rows are dicts from columns to text.
+    """
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != 'epoch']
+    columns = ['epoch INTEGER PRIMARY KEY', *(f'{quoted(name)} REAL' for name in names)]
+    values = [[int(row['epoch']), *(float(row[name]) if row.get(name) else None for name in names)] for row in rows]
+    singular = [(int(row['epoch']), row['split'], int(name), float(text))
+                for row in spectra for name, text in row.items() if name.isdigit() and text]
+    with (atomic(file) as temporary, contextlib.closing(sqlite3.connect(temporary)) as connection, connection):
+        connection.execute(f'CREATE TABLE log ({", ".join(columns)})')
+        connection.executemany(f'INSERT INTO log VALUES ({", ".join("?" * len(columns))})', values)   # NaN becomes NULL
+        connection.execute('CREATE TABLE spectrum (epoch INTEGER, split TEXT, number INTEGER, value REAL, '
+                           'PRIMARY KEY (epoch, split, number))')
+        connection.executemany('INSERT INTO spectrum VALUES (?, ?, ?, ?)', singular)
+
+
+def quoted(name):
+    return '"' + name.replace('"', '""') + '"'
 
 
 def progress(epoch, trained, evaluated, storage_metrics):

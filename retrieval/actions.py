@@ -9,10 +9,10 @@ import evaluation
 import parameters
 import parts
 from flags import command_line
+from flags.namespace import changed
 from retrieval import codes, export, open_set, pairs, reranking
 from utilities import processes
 from utilities.errors import UserError, choose
-from utilities.namespace import changed
 
 
 @dataclass
@@ -60,7 +60,7 @@ ACTIONS = {
     'codes': Action('compare short codes of the embeddings by quality, bytes and time', codes.compare, codes.flags,
                     (*METRICS, *codes.WITHOUT)),
     'open_set': Action('measure how well queries of unknown classes are recognised, and calibrate a threshold',
-                       open_set.calibrate, open_set.flags, (*METRICS, *open_set.WITHOUT)),
+                       open_set.evaluate, open_set.flags, (*METRICS, *open_set.WITHOUT)),
     'rerank': Action('compute the metrics after re-ranking', reranking.compare, reranking.flags, DRAWS),
     'pairs': Action('verify a list of pairs: whether two images are of one class', pairs.verify, pairs.flags,
                     (*METRICS, *pairs.WITHOUT)),
@@ -107,7 +107,7 @@ def parse(arguments):
     del values['run']
     del values['action']
     without = {*parameters.modes() - {'config'}, *parameters.of_training(), *action.without}
-    without |= set() if name in ('pictures', 'open_set') else {'pictures'}
+    without |= set() if name == 'pictures' else {'pictures'}
     configuration.require_effect(command_line.flags_in(others), f'Evaluate_Network.py {run} {name}', without)
     opt = configuration.parse([*others, '--evaluate', run])
     return name, changed(opt, **values)

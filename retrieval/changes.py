@@ -22,7 +22,7 @@ def create(folder, network, threshold=None, codes=''):
     Makes an index for the embeddings of `network`, if it does not exist yet; else changes what differs, which takes
     effect in the next add(). Raises UserError if the folder is something else, or an index made by another network.
 
-    threshold: None: the thresholds of the network's run, if it has some; or the similarity below which a query is
+    threshold: None: the threshold of the network's run, if it has one; or the similarity below which a query is
                unknown; or 'none': no query is unknown.
     codes:     faiss's string for the search; '': the search is exact.
     """
@@ -111,18 +111,16 @@ def fill(folder, network, transform, records, bs, kernels):
     return unreadable
 
 
-def append(folder, content, photos, embeddings):
-    """Adds images, their records and embeddings [n, D]; returns the content of the index."""
-    content = content | {'dim': embeddings.shape[1], 'n_images': content['n_images'] + len(photos)}
-    return store.put(folder, content, embeddings=as_bytes(embeddings), photos=as_lines(photos))
-
-
-def as_bytes(array):
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def as_lines(photos):
-    return ''.join(json.dumps(photo) + '\n' for photo in photos).encode()
+def append(folder, content, photos, embeddings, replaced=()):
+    """
+    Adds images, their records and embeddings [n, D], or with `replaced`, kinds of files, begins anew with them; returns
+    the content of the index.
+    """
+    before = 0 if replaced else content['n_images']
+    content = content | {'dim': embeddings.shape[1], 'n_images': before + len(photos)}
+    return store.put(folder, content, replaced,
+                     embeddings=np.ascontiguousarray(embeddings).reshape(-1).view(np.uint8),
+                     photos=''.join(json.dumps(photo) + '\n' for photo in photos).encode())
 
 
 def remove(folder, places=(), missing=False):
@@ -151,8 +149,7 @@ def remove(folder, places=(), missing=False):
 def keep(index, kept):
     """Removes the images that are not `kept`, [N] bool, from the files of the index."""
     photos = [photo for photo, is_kept in zip(index.photos, kept, strict=True) if is_kept]
-    store.put(index.folder, index.content | {'n_images': len(photos)}, replaced=('embeddings', 'photos'),
-              embeddings=as_bytes(index.embeddings[np.array(kept)]), photos=as_lines(photos))
+    append(index.folder, index.content, photos, index.embeddings[np.array(kept)], ('embeddings', 'photos'))
 
 
 def refresh(folder):

@@ -13,10 +13,8 @@ from evaluation.protocol import build_pool, embed_splits, note_collapse, split_o
 from evaluation.ranking.nearest_rows import exact
 from evaluation.ranking.neighbours import Search
 from retrieval import search
-from retrieval.unknown import containing_folder
 from utilities import processes
 from utilities.errors import UserError
-from utilities.files import require_writable, write_csv
 from utilities.text_tables import aligned
 
 METRICS = {'e_recall@1': rank_metrics.precision_at_1, 'map_at_r': rank_metrics.map_at_r}
@@ -28,45 +26,28 @@ def flags(parser):
                         help="a string of faiss's index_factory, a number of dimensions, or both: 64 SQ8 PQ16 64,PQ16")
 
 
-def divided(code, dim):
-    """'64,SQ8' -> (64, 'SQ8'); 'SQ8' -> (dim, 'SQ8'); '64' -> (64, 'Flat')."""
-    first, _, rest = code.partition(',')
-    if not first.isdecimal():
-        return dim, code
-    if not 0 < int(first) <= dim:
-        raise UserError(f'codes {code}: the embeddings have {dim} dimensions')
-    return int(first), rest or 'Flat'
-
-
 def compare(opt):
-    """Prints the table for the split of split_of_pictures() and writes it into the run folder."""
-    if not (opt.eval_features or opt.pca):                   # codes that faiss refuses are named before the work
-        for code in opt.codes:
-            width, factory = divided(code, opt.embed_dim)
-            search.built(factory, width)
+    """Prints the table for the split of split_of_pictures()."""
     built = parts.restore(opt, opt.evaluate)
     split = split_of_pictures(opt, built.data)
-    file = containing_folder(opt.evaluate) / f'codes_{split}.csv'
-    processes.run_on_rank_zero(require_writable, file, 'codes')
     splits = [name for name in built.data.evaluation if name in ('train', split)]
     embedded = embed_splits(opt, built.model, built.data, splits, built.criterion)
     if embedded[split].ranking:
         raise UserError(f'codes: --loss {opt.loss} ranks by a distance of its own, and codes keep Euclidean distances; '
                         'give --eval_features')
-    print(processes.run_on_rank_zero(report, opt, embedded, split, file))
+    print(processes.run_on_rank_zero(report, opt, embedded, split))
 
 
-def report(opt, embedded, split, file):
+def report(opt, embedded, split):
     """The text of compare(). embedded: {split: Embedded}."""
     note_collapse({f'{split} split': embedded[split]})
     pool = build_pool(opt, embedded, split, 'class')
     asked = Search(pool.embeddings.cpu().float(), pool.labels, pool.is_query, pool.in_gallery)
     train = embedded['train'].embeddings.cpu().float().numpy() if 'train' in embedded else asked.gallery.numpy()
     rows = [measure(code, asked, train) for code in dict.fromkeys(['Flat', *opt.codes])]
-    write_csv(file, rows)
     cells = [[f'{value:.4f}' if isinstance(value, float) else str(value) for value in row.values()] for row in rows]
     return (f'{split}: {len(asked.queries):,} queries in {len(asked.gallery):,} images, embeddings of '
-            f'{train.shape[1]} dimensions\n{aligned([[*rows[0]], *cells])}\n{file}')
+            f'{train.shape[1]} dimensions\n{aligned([[*rows[0]], *cells])}')
 
 
 def measure(code, asked, train):
@@ -74,7 +55,10 @@ def measure(code, asked, train):
     A row of the table: the bytes of a code; the fraction of the exact ten nearest images that are among the first ten;
     metrics; and the milliseconds per query when all are searched together. asked: a Search; train: [M, D] embeddings.
     """
-    dim, factory = divided(code, train.shape[1])
+    first, _, rest = code.partition(',')
+    dim, factory = (int(first), rest or 'Flat') if first.isdecimal() else (train.shape[1], code)
+    if not 0 < dim <= train.shape[1]:
+        raise UserError(f'codes {code}: the embeddings have {train.shape[1]} dimensions')
     gallery = asked.gallery.numpy()
     queries = asked.queries.numpy()
     index = search.filled(factory, train[:, :dim], gallery[:, :dim])

@@ -105,7 +105,7 @@ def query(opt):
 
 
 def suspects(opt):
-    review.review(opt.photos, opt.run, opt.flags, opt.out)
+    review.review(opt.run, opt.flags, opt.out)
 
 
 def serve(opt):

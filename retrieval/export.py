@@ -129,7 +129,7 @@ def write_folder(opt, network, source, folder, description):
                 raise UserError(f'{source}: its network keeps more than weights ({", ".join(kept["attributes"])}), for '
                                 'which files of safetensors have no place; make buffers of it')
             published.write(temporary, network.model.state_dict(), flags, states['epoch'], description)
-            text = model_card.text(opt, flags, source, states, description, network)
+            text = model_card.text(opt, flags, states, description, network)
             (temporary / 'README.md').write_text(text, encoding='utf-8')
             with contextlib.redirect_stdout(io.StringIO()):
                 loading.load(temporary, 'cpu')               # a folder that cannot be loaded is not left behind

@@ -18,8 +18,6 @@ from records import columns
 
 MORE = 1 + 1e-12             # factor for rate * number of queries, which rounding may put just below a whole number
 N_RESAMPLES = 1000           # resamples of the validation classes, for intervals
-SMALLEST = 16                # images of the smallest gallery that is calibrated
-LEAST = 10                   # accepted unknown queries from which the threshold of a larger gallery is extrapolated
 
 
 @dataclass
@@ -156,123 +154,61 @@ def build_search(part, share, seed):
     return Search(part.embeddings, part.images.labels, *divided(part.images, share, seed), ranking)
 
 
-def nearest(search, block=None, n_blocks=1):
+def nearest(search):
     """
     Compares each query with the gallery images of its own class and of other classes.
 
-    block: None, or [G] int: the number of the smallest gallery, of `n_blocks`, that an image of another class is in.
-
     Returns the similarity of the nearest image of the own class [Q] (−inf where there is none) and of the other classes
-    in each gallery [Q, n_blocks], float64, and whether the nearest of all is of the own class [Q, n_blocks]. Equal
-    distances are ordered by index.
+    [Q], float64, and whether the nearest of all is of the own class [Q]. Equal distances are ordered by index.
     """
-    shape = n_blocks + 1, len(search.query_index)            # the own class; the other classes in each gallery
+    shape = 2, len(search.query_index)                       # the own class, and the other classes
     images = np.full(shape, -1)
     distances = np.full(shape, np.inf)
-    groups = [None] if block is None else [np.flatnonzero(block == number) for number in range(n_blocks)]
     for rows in chunks(np.arange(shape[1]), len(search.gallery)):
         of_own, own, scores = split_by_class(search, rows)
-        sought = [(of_own, own), *((scores if group is None else scores[:, group], group) for group in groups)]
-        for number, (part, group) in enumerate(sought):
-            found = first(search, rows, part, 1, group)
+        for number, found in enumerate((first(search, rows, of_own, 1, own), first(search, rows, scores, 1))):
             images[number, rows], distances[number, rows] = (values[:, 0] for values in found)
-    for number in range(2, n_blocks + 1):                  # each gallery has the images of the smaller ones
-        keeps = comes_before(distances[number - 1], images[number - 1], distances[number], images[number])
-        for values in (images, distances):
-            values[number] = np.where(keeps, values[number - 1], values[number])
-    right = comes_before(distances[0], images[0], distances[1:], images[1:])
+    tied = (distances[0] == distances[1]) & np.isfinite(distances[0])
+    right = (distances[0] < distances[1]) | tied & (images[0] < images[1])
     similarities = 1 - distances / 2 if search.euclidean else -distances
-    return similarities[0], similarities[1:].T, right.T
-
-
-def comes_before(distance, image, others, other_images):
-    """Whether an image comes before another one, elementwise; where there is none, the distance is inf."""
-    return (distance < others) | (distance == others) & np.isfinite(distance) & (image < other_images)
+    return *similarities, right
 
 
 def top_answers(search):
     """The Answers of a Search."""
     own, others, right = nearest(search)
-    return Answers(np.maximum(own, others[:, 0]), search.n_positives > 0, right[:, 0], search.query_labels)
+    return Answers(np.maximum(own, others), search.n_positives > 0, right, search.query_labels)
 
 
-class Calibration:
+def calibrate(part, rate, seed):
     """
-    The queries of the validation classes, each searched twice: with the images of its class in the gallery, and without
-    them, as an unknown query. Smaller galleries have the images of fewer other classes.
+    The threshold that at most `rate` of the unknown queries reach among the validation classes. Each query is searched
+    twice: with the images of its class in the gallery, and without them, as an unknown query.
 
-    part: the Embedded of the validation split. n_use: number of images in the gallery to calibrate for; a measured
-    gallery is as near to it as whole classes allow. The whole gallery, half of it, a quarter ... are measured, too.
+    part: the Embedded of the validation split.
 
-    sizes:          [S] numbers of images in the measured galleries.
-    known, unknown: [Q, S] float64: the similarities of the nearest image, with and without the own class.
-    right:          [Q, S] bool: whether the nearest image is of the own class, if that is in the gallery.
-    labels:         [Q] the classes of the queries; classes: the same, numbered from 0.
+    Returns {'gallery_size', 'threshold', 'fpir', 'fnir'}, with 95 % percentile intervals of the last three from
+    resamples of the classes; those of the errors are at this threshold.
     """
-
-    def __init__(self, part, n_use, seed):
-        search = build_search(part, 0, seed)
-        n_images = np.bincount(search.gallery_labels)
-        classes = np.random.default_rng(seed).permutation(np.flatnonzero(n_images))
-        ends = n_images[classes].cumsum()
-        smaller = [ends[-1] >> power for power in range(1, 10) if ends[-1] >> power >= SMALLEST]
-        wanted = [min(n_use, ends[-1]), ends[-1], *smaller]
-        n_classes = np.unique([2 + np.argmin(np.abs(np.log(ends[1:] / size))) for size in wanted])
-        self.sizes = ends[n_classes - 1]
-        rank = np.empty(len(n_images), int)
-        rank[classes] = np.arange(len(classes))
-        block = np.searchsorted(n_classes, rank[search.gallery_labels], 'right')
-        own, self.unknown, self.right = nearest(search, block, len(n_classes))
-        self.known = np.maximum(own[:, None], self.unknown)
-        self.labels = search.query_labels
-        self.classes = np.unique(self.labels, return_inverse=True)[1]
-        self.seed = seed
-
-    def row(self, n_images, rate, n_resamples=0):
-        """
-        The threshold at which at most `rate` of the unknown queries are accepted in a gallery of about `n_images`, with
-        its expected errors and, with n_resamples, 95 % percentile intervals from resamples of the classes.
-
-        A gallery that is f times as large as the largest measured one is extrapolated: it falsely accepts a query with
-        the probability 1 − (1 − p)^f, if f such galleries do so independently.
-        """
-        size = int(np.argmin(np.abs(np.log(self.sizes / n_images))))
-        factor = max(1.0, n_images / int(self.sizes[-1]))
-        unknown = self.unknown[:, size]
-        rate = 1 - (1 - rate) ** (1 / factor)
-        threshold = threshold_at(unknown, rate)
-        false = unknown >= threshold
-        missed = ~(self.right[:, size] & (self.known[:, size] >= threshold))
-        row = {'gallery_size': int(n_images if factor > 1 else self.sizes[size]), 'is_extrapolated': factor > 1,
-               'threshold': float(threshold), 'fpir': 1 - (1 - mean(false)) ** factor, 'fnir': mean(missed)}
-        if n_resamples:
-            found = {'threshold': [], 'fpir': [], 'fnir': []}
-            order = np.argsort(-unknown, kind='stable')
-            random = np.random.default_rng(self.seed)
-            sizes, *sums = (np.bincount(self.classes, part) for part in (None, false, missed))
-            for _ in range(n_resamples):
-                times = np.bincount(random.integers(0, len(sizes), len(sizes)), minlength=len(sizes))
-                n_accepted = times[self.classes[order]].cumsum()
-                first = np.searchsorted(n_accepted, int(rate * n_accepted[-1] * MORE), 'right')
-                found['threshold'].append(np.nextafter(unknown[order[first]], np.inf))
-                for name, part in zip(('fpir', 'fnir'), sums, strict=True):
-                    found[name].append(times @ part / (times @ sizes))
-            found['fpir'] = 1 - (1 - np.array(found['fpir'])) ** factor
-            for name, values in found.items():
-                row |= dict(zip(columns.interval(name), map(float, np.quantile(values, [0.025, 0.975])), strict=True))
-        return row
-
-    def rows(self, n_use, rate):
-        """The rows of the measured sizes and of `n_use`, and of twice, four times ... the largest, by size."""
-        sizes = {*self.sizes.tolist()}
-        larger = 2 * int(self.sizes[-1])
-        while (1 - (1 - rate) ** (self.sizes[-1] / larger)) * len(self.unknown) >= LEAST:
-            sizes = sizes | {larger}
-            larger = 2 * larger
-        sizes |= {n_use} if n_use > self.sizes[-1] else set()
-        return [self.row(size, rate, N_RESAMPLES) for size in sorted(sizes)]
-
-
-def row_at(rows, n_images):
-    """The row, of Calibration.rows(), whose gallery size is nearest to `n_images` by ratio."""
-    return min(rows, key=lambda row: abs(np.log(row['gallery_size'] / max(n_images, 1))))
+    search = build_search(part, 0, seed)
+    own, unknown, right = nearest(search)
+    threshold = threshold_at(unknown, rate)
+    false = unknown >= threshold
+    missed = ~(right & (np.maximum(own, unknown) >= threshold))
+    row = {'gallery_size': len(search.gallery_index), 'threshold': float(threshold), 'fpir': mean(false),
+           'fnir': mean(missed)}
+    found = {'threshold': [], 'fpir': [], 'fnir': []}
+    order = np.argsort(-unknown, kind='stable')
+    classes = np.unique(search.query_labels, return_inverse=True)[1]
+    sizes, n_false, n_missed = (np.bincount(classes, values) for values in (None, false, missed))
+    random = np.random.default_rng(seed)
+    for _ in range(N_RESAMPLES):
+        times = np.bincount(random.integers(0, len(sizes), len(sizes)), minlength=len(sizes))
+        n_accepted = times[classes[order]].cumsum()
+        highest_rejected = np.searchsorted(n_accepted, int(rate * n_accepted[-1] * MORE), 'right')
+        found['threshold'].append(np.nextafter(unknown[order[highest_rejected]], np.inf))
+        found['fpir'].append(times @ n_false / (times @ sizes))
+        found['fnir'].append(times @ n_missed / (times @ sizes))
+    for name, values in found.items():
+        row |= dict(zip(columns.interval(name), map(float, np.quantile(values, [0.025, 0.975])), strict=True))
+    return row

@@ -24,7 +24,7 @@ class Index:
         device: the device of exact search, a torch.device or its name.
 
     paths:      list of N absolute paths.
-    open_set:   the thresholds below which a query is unknown (unknown.py); None: no query is.
+    open_set:   the threshold below which a query is unknown (unknown.py); None: no query is.
     embeddings: [N, D] float32 array, mapped into memory.
     run:        the run folder or checkpoint whose network made the embeddings; network_id: its Network.id.
 
@@ -37,7 +37,10 @@ class Index:
         self.content = store.read(folder)
         self.run = self.content['run']
         self.network_id = self.content['network_id']
-        self.open_set = self.content.get('open_set')
+        self.open_set = self.content['open_set']
+        if isinstance(self.open_set, list):                  # by an earlier program: for several gallery sizes
+            n_images = self.content['n_images']
+            self.open_set = min(self.open_set, key=lambda row: abs((row['gallery_size'] or 0) - n_images))
         self.files = {kind: store.mapped(folder, self.content['files'].get(kind)) for kind in store.KINDS}
         shape = self.content['n_images'], self.content['dim'] or 0
         self.embeddings = self.files['embeddings'].view(np.float32).reshape(shape)
@@ -88,9 +91,11 @@ class Index:
         files = self.content['files']
         if not how.get('factory') or self.device.type != 'cpu' or faiss_or_none() is None:
             return None
-        found = search.deserialized(self.files['search']) if how['embeddings'] == files['embeddings']['name'] else None
-        is_current = found is not None and (found.ntotal, found.d) == self.embeddings.shape
-        return found if is_current else None
+        if how['embeddings'] != files['embeddings']['name']:
+            return None
+        with search.reported(how['factory']):
+            found = faiss_or_none().deserialize_index(self.files['search'])
+        return found if found.ntotal == len(self) else None
 
     @functools.cached_property
     def gallery(self):
@@ -147,7 +152,7 @@ class Index:
         images are in several folders, the vote of these images (vote.vote). The class of an unknown query, and of any
         query where all embeddings are the same, is None.
         """
-        said = [unknown.answer(self.open_set, far[0], len(self)) for far in distances]
+        said = [unknown.answer(self.open_set, far[0]) for far in distances]
         if rows is not None and rows.shape[1] and self.has_classes:
             for answer, found, far in zip(said, rows, distances, strict=True):
                 voted = {'class': None, 'share': None}

@@ -37,7 +37,7 @@ class Network(torch.nn.Module):
     settings:   {flag: value} of configuration.embedding_settings.
     id:         a checksum of weights and settings: 16 hexadecimal digits. Embeddings of networks with different ids
                 cannot be compared.
-    open_set, no_threshold: the thresholds of the run, or None and the reason (unknown.calibrated_thresholds).
+    open_set, no_threshold: the threshold of the run, or None and the reason (unknown.calibrated).
     """
 
     def __init__(self, opt, model, source):
@@ -47,7 +47,7 @@ class Network(torch.nn.Module):
         self.source = str(source)
         self.settings = configuration.embedding_settings(opt)
         self.id = network_id(model, configuration.settings_in_id(opt))
-        self.open_set, self.no_threshold = unknown.calibrated_thresholds(source, self.id)
+        self.open_set, self.no_threshold = unknown.calibrated(source, self.id)
 
     @property
     def device(self):

@@ -1,7 +1,5 @@
 """The model card of an exported network: README.md as Hugging Face shows it, for readers without this program."""
-from records import columns, run_folder
-from retrieval.unknown import containing_folder
-from utilities.errors import UserError
+from records import columns
 from utilities.image_size import sides
 
 TEXT = '''---
@@ -14,7 +12,7 @@ tags:
 - image-retrieval
 ---
 
-# {name}
+# {arch}, {data}
 
 An embedding network: images of one class are near each other, also of classes that it was not trained on.
 
@@ -26,8 +24,10 @@ An embedding network: images of one class are near each other, also of classes t
 | before | {before} |
 | mean of each channel, subtracted | {mean} |
 | standard deviation of each channel, a divisor | {std} |
-| trained on | {data} |
+| trained on | `{data}` |
 
+| metric of the test split | value |
+|---|---:|
 {metrics}
 
 `model.safetensors` has the weights of the backbone, `embedding.safetensors` those of the other layers, and
@@ -41,13 +41,12 @@ embeddings = network(images)          # uint8 RGB [B, 3, {height}, {width}] -> f
 '''
 
 
-def text(opt, flags, source, states, description, network):
+def text(opt, flags, states, description, network):
     """
     The content of README.md.
 
     Args:
         flags:       the flags in config.json, {name: value}.
-        source:      the run folder or checkpoint of the network, whose splits are named if they are there.
         states:      the checkpoint.
         description: input and resizing, {'before': transforms, ...}.
         network:     the loading.Network.
@@ -55,39 +54,18 @@ def text(opt, flags, source, states, description, network):
     height, width = sides(network.input_size)
     model = network.model
     has_norm_1 = opt.eval_normalize or model.normalize and not opt.eval_views
+    split = f'{columns.EMA}test_' if opt.eval_ema else 'test_'
+    metrics = [f'| {name.removeprefix(split)} | {value:.4f} |' for name, value in (states.get('row') or {}).items()
+               if name.startswith(split) and isinstance(value, float) and not columns.is_beside(name)]
     return TEXT.format(
-        library='timm' if flags['arch'].startswith('timm:') else 'pytorch',
-        name=f'{flags["arch"]}, {flags["dataset"]}', arch=flags['arch'],
+        library='timm' if flags['arch'].startswith('timm:') else 'pytorch', arch=flags['arch'], data=flags['dataset'],
         n_parameters=sum(parameter.numel() for parameter in network.parameters()),
         epoch=states['epoch'], average=', their moving average' if opt.eval_ema else '',
         dim=model.n_features if opt.eval_features else opt.embed_dim, norm=' and norm 1' if has_norm_1 else '',
         channels='blue, green, red' if model.bgr else 'red, green, blue', height=height, width=width,
         before=', '.join(f'`{step}`' for step in description['before']),
-        mean=numbers(model.mean), std=numbers(model.std), data=data(flags['dataset'], containing_folder(source)),
-        metrics=metrics(states.get('row') or {}, opt.eval_ema))
+        mean=numbers(model.mean), std=numbers(model.std), metrics='\n'.join(metrics))
 
 
 def numbers(values):
     return ', '.join(f'{value:.6g}' for value in values.flatten().tolist())
-
-
-def data(dataset, folder):
-    """The data set and, if `folder` is a run folder, the sizes of its splits."""
-    try:
-        splits = run_folder.read_splits(folder).get('splits', {})
-    except UserError:                                        # a checkpoint alone
-        splits = {}
-    sizes = [f'{name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes' for name, part in splits.items()]
-    return '; '.join([f'`{dataset}`', *sizes])
-
-
-def metrics(row, is_average):
-    """A table of the test metrics in a row of log.csv. is_average: whether those of the moving average are shown."""
-    lines = ['| metric of the test split | value |', '|---|---:|']
-    for name in row:
-        metric = columns.parse(name)
-        column = columns.ema_column(name) if is_average else name
-        is_test = metric is not None and metric.split == 'test' and not columns.is_beside(name)
-        if is_test and isinstance(row.get(column), float):
-            lines.append(f'| {metric.at_split} | {row[column]:.4f} |')
-    return '\n'.join(lines) if len(lines) > 2 else 'No metrics of the test split were recorded.'

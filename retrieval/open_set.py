@@ -17,20 +17,9 @@ from flags.command_line import FRACTION, number
 from records import columns, run_folder
 from records.columns import Column
 from records.writing import with_nulls
-from retrieval.identification import (
-    AT_THRESHOLD,
-    METRICS,
-    Calibration,
-    build_search,
-    fnir,
-    fpir,
-    oscr,
-    removable_classes,
-    row_at,
-    top_answers,
-)
-from retrieval.unknown import containing_folder, thresholds_file
-from utilities import plotting, processes
+from retrieval.identification import AT_THRESHOLD, METRICS, build_search, calibrate, removable_classes, top_answers
+from retrieval.unknown import containing_folder, threshold_file
+from utilities import processes
 from utilities.errors import UserError
 from utilities.files import require_writable, write_text
 from utilities.text_tables import aligned
@@ -46,10 +35,9 @@ def flags(parser):
                         help='fraction of the unknown queries that the threshold accepts on the validation classes')
 
 
-def calibrate(opt):
-    """Prints the metrics of the test classes, calibrates thresholds, and writes them into the run folder."""
-    file = thresholds_file(opt.evaluate)
-    processes.run_on_rank_zero(require_writable, file, 'open_set: the file')
+def evaluate(opt):
+    """Prints the metrics of the test classes, calibrates a threshold, and writes it into the run folder."""
+    processes.run_on_rank_zero(require_writable, threshold_file(opt.evaluate), 'open_set: the file')
     built = parts.restore(opt, opt.evaluate)
     check(opt, built.data)
     splits = [split for split in ('val', 'test') if split in built.data.evaluation]
@@ -99,105 +87,46 @@ def no_threshold(opt, data):
 
 
 @full_precision()
-def evaluate_open_set(opt, data, embedded):
-    """
-    The Answers of the test queries; the number of gallery images; rows of the Calibration, [] without one; and {name:
-    float} of METRICS and, with a threshold, of os_threshold and AT_THRESHOLD.
-    """
-    search = build_search(embedded['test'], opt.share, opt.seed)
-    answers = top_answers(search)
-    n_images = len(search.gallery_index)
-    rows = []
-    found = {name: metric(answers) for name, metric in METRICS.items()}
-    if no_threshold(opt, data) is None:
-        rows = Calibration(embedded['val'], n_images, opt.seed).rows(n_images, opt.fpir)
-        found['os_threshold'] = row_at(rows, n_images)['threshold']
-        found |= {name: metric(answers, found['os_threshold']) for name, metric in AT_THRESHOLD.items()}
-    return answers, n_images, rows, {name: float(value) for name, value in found.items()}
-
-
 def save(opt, model, data, embedded, place):
-    """
-    Calibrates thresholds for several gallery sizes, prints them, and writes them and a plot into the folder of the run
-    or checkpoint `place`.
-    """
+    """Calibrates a threshold, and prints it and writes it into the folder of the run or checkpoint `place`."""
     note_collapse({f'{split} split': part for split, part in embedded.items()})
-    answers, n_images, rows, found = evaluate_open_set(opt, data, embedded)
     test = embedded['test']
+    search = build_search(test, opt.share, opt.seed)
+    answers = top_answers(search)
+    found = {name: metric(answers) for name, metric in METRICS.items()}
+    row = None
     reason = no_threshold(opt, data)
+    if reason is None:
+        row = calibrate(embedded['val'], opt.fpir, opt.seed)
+        found['os_threshold'] = row['threshold']
+        found |= {name: metric(answers, row['threshold']) for name, metric in AT_THRESHOLD.items()}
+    found = {name: float(value) for name, value in found.items()}
     unknown = {test.images.class_names[label] for label in answers.labels[~answers.is_known]}
     own = f'--pca {opt.pca}' if opt.pca else f'the ranking of --loss {opt.loss}' if test.ranking else None
     known = None if own else network_id(model, configuration.settings_in_id(opt))
     content = {'network_id': known, 'own_similarity': own, 'share': opt.share, 'fpir': opt.fpir, 'seed': opt.seed,
-               'reason': reason, 'thresholds': rows,
-               'test': {'gallery_size': n_images, 'n_known_queries': len(answers.known),
+               'reason': reason, 'threshold': row,
+               'test': {'gallery_size': len(search.gallery_index), 'n_known_queries': len(answers.known),
                         'n_unknown_queries': len(answers.unknown), **found, 'unknown_classes': sorted(unknown)}}
-    file = thresholds_file(place)
-    stays = reason is not None and file.exists()            # thresholds that were calibrated before
-    if not stays:
-        write_text(file, json.dumps(with_nulls(content), indent=1) + '\n')
+    file = threshold_file(place)
     print(titles.table({Column('test', name).name: value for name, value in found.items()}))
-    print(f'{table(rows, n_images, found)}\n  thresholds:       {file}' if rows else f'No threshold: {reason}')
-    if stays:
+    if row:
+        print(f'{table(row, content["test"])}\nthreshold: {file}')
+    else:
+        print(f'No threshold: {reason}')
+    if reason is not None and file.exists():
         print(f'  {file} stays as it was')
-    if opt.pictures != ['none']:
-        plot = containing_folder(place) / 'plots' / f'{file.stem}.png'
-        draw(answers, rows, row_at(rows, n_images) if rows else None, [plot, plot.with_suffix('.svg')])
+    else:
+        write_text(file, json.dumps(with_nulls(content), indent=1) + '\n')
 
 
-def table(rows, n_images, found):
-    """The rows of Calibration.rows() as text, and the errors `found` among the test classes."""
-    def cell(row, name):
+def table(row, test):
+    """The threshold, and the errors expected of it and found among the test classes, as text."""
+    def cell(name):
         low, high = columns.interval(name)
         return f'{row[name]:.4f} [{row[low]:.4f}, {row[high]:.4f}]'
 
-    cells = [['gallery images', 'threshold', 'expected FPIR', 'expected FNIR']]
-    cells += [[f'{row["gallery_size"]:,} {"*" if row["is_extrapolated"] else " "}',
-               *(cell(row, name) for name in ('threshold', 'fpir', 'fnir'))] for row in rows]
-    lines = [aligned(cells, left=(1, 2, 3))]
-    if any(row['is_extrapolated'] for row in rows):
-        lines.append('* larger than the gallery of the validation classes: extrapolated')
-    return '\n'.join([*lines, f'test classes, {n_images:,} gallery images: threshold {found["os_threshold"]:.4f}, FPIR '
-                              f'{found["os_fpir"]:.4f}, FNIR {found["os_fnir"]:.4f}'])
-
-
-@plotting.styled
-def draw(answers, rows, chosen, files):
-    """Saves the curve of OSCR on the test classes, with the chosen point, and the thresholds by gallery size."""
-    right = answers.is_known & answers.is_right
-    levels = np.unique(answers.similarity)
-    false, correct = ([np.count_nonzero(group)] - np.searchsorted(np.sort(answers.similarity[group]), levels)
-                      for group in (~answers.is_known, right))
-    n_unknown = len(answers.unknown)
-    n_known = len(answers.known)
-    lowest = 0.5 / max(1, n_unknown)                       # a rate of 0 on the logarithmic axis
-    figure = plotting.new_figure((1 + bool(rows)) * plotting.COLUMN)
-    left, *others = figure.subplots(1, 1 + bool(rows), squeeze=False)[0]
-    left.plot(np.maximum(false / max(1, n_unknown), lowest), correct / max(1, n_known), color='black', linewidth=0.8,
-              label=f'test classes, OSCR {oscr(answers):.3f}')
-    left.set(xscale='log', xlabel='false-positive identification rate', ylabel='known queries accepted and right',
-             xlim=(lowest, 1.1), ylim=(-0.02, 1.02))
-    for axes in others:
-        x, y = [[chosen[name] - chosen[f'{name}_low'], chosen[f'{name}_high'] - chosen[name]]
-                for name in ('fpir', 'fnir')]
-        left.errorbar(max(chosen['fpir'], lowest), 1 - chosen['fnir'], np.c_[y[::-1]], np.c_[x], fmt='s', mfc='white',
-                      color=plotting.COLOURS[0], linewidth=0.8, label='expected from the validation classes')
-        found = max(fpir(answers, chosen['threshold']), lowest), 1 - fnir(answers, chosen['threshold'])
-        left.plot(*found, 'o', color=plotting.COLOURS[1], label=f'found with the threshold {chosen["threshold"]:.3f}')
-        sizes, values, *band = ([row[name] for row in rows]
-                                for name in ('gallery_size', 'threshold', *columns.interval('threshold')))
-        n_measured = sum(not row['is_extrapolated'] for row in rows)
-        axes.fill_between(sizes, *band, color=plotting.COLOURS[0], alpha=0.2, linewidth=0, label='95 % interval')
-        axes.plot(sizes[:n_measured], values[:n_measured], 's-', color=plotting.COLOURS[0], label='measured')
-        axes.plot(sizes[n_measured - 1:], values[n_measured - 1:], 's--', mfc='white', zorder=1,
-                  color=plotting.COLOURS[0], label='extrapolated')
-        axes.plot(chosen['gallery_size'], chosen['threshold'], 'o', color=plotting.COLOURS[1], label='chosen')
-        axes.set(xscale='log', xlabel='gallery images', ylabel='threshold')
-        axes.minorticks_off()
-        ticks = [size for size, larger in zip(sizes, [*sizes[1:], np.inf], strict=True) if larger > 1.7 * size]
-        axes.set_xticks(ticks, [f'{size:,}' for size in ticks])
-    for axes in (left, *others):
-        plotting.legend_above(axes)
-    files[0].parent.mkdir(exist_ok=True)
-    for file in files:
-        plotting.save(figure, file)
+    return aligned([['classes', 'gallery images', 'threshold', 'FPIR', 'FNIR'],
+                    ['validation', f'{row["gallery_size"]:,}', *map(cell, ('threshold', 'fpir', 'fnir'))],
+                    ['test', f'{test["gallery_size"]:,}', f'{test["os_threshold"]:.4f}', f'{test["os_fpir"]:.4f}',
+                     f'{test["os_fnir"]:.4f}']], left=(0, 2, 3, 4))

@@ -16,7 +16,7 @@ import criteria
 from datasets.loading import workers
 from evaluation import rank_metrics
 from retrieval import loading, unknown
-from utilities import device, plotting
+from utilities import device
 from utilities.errors import UserError
 from utilities.files import require_writable, write_csv
 from utilities.text_tables import aligned
@@ -48,17 +48,13 @@ def flags(parser):
         help="the pairs: a CSV file with the columns path_a, path_b, same (1 or 0) and fold, or LFW's pairs.txt")
     add('--photos', metavar='FOLDER', help="the folder of the images; by default the file's")
     add('--rows', metavar='OUT.csv', help='also write a row for each pair: similarity, threshold, decision')
-    add('--picture', metavar='OUT.png', help='also draw the ROC curve; .png, .svg or .pdf')
 
 
 def verify(opt):
     if criteria.has_own_distance(opt):
         raise UserError(f'pairs: --loss {opt.loss} ranks by a distance of its own, which pairs does not know')
-    for flag in ('rows', 'picture'):
-        if getattr(opt, flag):
-            require_writable(getattr(opt, flag), f'--{flag}')
-    if opt.picture and Path(opt.picture).suffix not in ('.png', '.svg', '.pdf'):
-        raise UserError(f'--picture {opt.picture}: give a file that ends in .png, .svg or .pdf')
+    if opt.rows:
+        require_writable(opt.rows, '--rows')
     pairs = read(Path(opt.file), Path(opt.photos) if opt.photos else Path(opt.file).parent)
     opt.device = device.select(opt)
     images = list(dict.fromkeys([*pairs.first, *pairs.second]))
@@ -72,8 +68,6 @@ def verify(opt):
              'threshold': f'{thresholds[fold]:.6f}', 'accepted': int(found >= thresholds[fold])}
             for first, second, same, fold, found in zip(pairs.first, pairs.second, pairs.is_same, pairs.fold,
                                                         similarity, strict=True)])
-    if opt.picture:
-        draw(similarity, pairs.is_same, opt.picture)
 
 
 def read(file, folder):
@@ -218,19 +212,3 @@ def report(similarity, pairs, accuracies, n_images):
     head = (f'{len(similarity):,} pairs of {n_images:,} images in {len(values):,} folds, '
             f'{pairs.is_same.sum():,} of one class')
     return f'{head}\n{aligned(lines, left=(0, 1))}'
-
-
-@plotting.styled
-def draw(similarity, is_same, file):
-    """The ROC curve, with the false-positive rates in logarithms."""
-    false, true = roc(similarity, is_same)
-    figure = plotting.new_figure()
-    axes = figure.add_subplot(xscale='log', xlabel='false-positive rate', ylabel='true-positive rate',
-                              xlim=(0.5 / np.count_nonzero(~is_same), 1), ylim=(-0.02, 1.02))
-    axes.plot(false, true, color='black', linewidth=0.8, drawstyle='steps-post')
-    axes.plot(*[np.geomspace(axes.get_xlim()[0], 1, 100)] * 2, color=plotting.GREY, linestyle='--', linewidth=0.8,
-              label='chance')
-    rate = equal_error_rate(similarity, is_same)
-    axes.plot(rate, 1 - rate, 'o', color=plotting.COLOURS[0], label=f'equal error rate {rate:.4f}')
-    plotting.legend_above(axes)
-    plotting.save(figure, file)

@@ -58,22 +58,6 @@ def reciprocal(nearest):
     return [some[(nearest[some] == image).any(axis=1)] for image, some in enumerate(nearest)]
 
 
-def alpha_expanded(queries, gallery, own, n=50, alpha=3.0):
-    """
-    The queries [Q, D], of norm 1, each the sum of itself and its n nearest gallery images [G, D] with the weights
-    max(similarity, 0)^alpha, on the unit sphere. own: [Q] the query's place in the gallery, which is left out, or −1.
-    """
-    expanded = queries.clone()
-    for rows in chunks(np.arange(len(queries)), len(gallery) + n * gallery.shape[1]):
-        similarity = queries[rows] @ gallery.T
-        itself = np.flatnonzero(own[rows] >= 0)
-        similarity[itself, own[rows][itself]] = -torch.inf
-        similarity, images = similarity.topk(min(n, len(gallery)), dim=1)
-        weights = similarity.clamp(min=0) ** alpha * similarity.isfinite()
-        expanded[rows] += torch.einsum('qn,qnd->qd', weights, gallery[images])
-    return on_the_sphere(expanded)
-
-
 class KReciprocal(Search):
     """A Search by the distances of k_reciprocal(), whose `parameters` it takes. Cameras do not change neighbours."""
 
@@ -95,22 +79,32 @@ class KReciprocal(Search):
         return torch.zeros_like(scores)
 
 
-class AlphaExpanded(Search):
-    """A Search by cosine similarity with the queries of alpha_expanded(). Cameras do not change neighbours."""
+def alpha_expanded(embeddings, labels, *roles, n=50, alpha=3.0, **more):
+    """
+    A Search by cosine similarity in which each query, of norm 1, is the sum of itself and its n nearest gallery images
+    with the weights max(similarity, 0)^alpha, on the unit sphere. Cameras do not change neighbours.
+    """
+    search = Search(on_the_sphere(embeddings), labels, *roles, **more)
+    queries = search.queries
+    expanded = queries.clone()
+    for rows in chunks(np.arange(len(queries)), len(search.gallery) + n * queries.shape[1]):
+        similarity = queries[rows] @ search.gallery.T
+        itself = np.flatnonzero(search.own[rows] >= 0)
+        similarity[itself, search.own[rows][itself]] = -torch.inf
+        similarity, images = similarity.topk(min(n, len(search.gallery)), dim=1)
+        weights = similarity.clamp(min=0) ** alpha * similarity.isfinite()
+        expanded[rows] += torch.einsum('qn,qnd->qd', weights, search.gallery[images])
+    search.queries = on_the_sphere(expanded)
+    search.symmetric = False
+    return search
 
-    def __init__(self, embeddings, labels, is_query=None, in_gallery=None, ranking=None, cameras=None, **parameters):
-        super().__init__(on_the_sphere(embeddings), labels, is_query, in_gallery, cameras=cameras)
-        self.queries = alpha_expanded(self.queries, self.gallery, self.own, **parameters)
-        self.symmetric = False
 
-
-# from the flags to what ranks
-METHODS = {
-    'plain': lambda opt: Search,
-    'kreciprocal': lambda opt: partial(KReciprocal, k1=opt.kreciprocal_k1, k2=opt.kreciprocal_k2,
-                                       weight=opt.kreciprocal_lambda),
-    'alphaqe': lambda opt: partial(AlphaExpanded, n=opt.alphaqe_n, alpha=opt.alphaqe_alpha),
-}
+def searches(opt):
+    """What ranks, by method: arguments of a Search -> the Search."""
+    return {'plain': Search,
+            'kreciprocal': partial(KReciprocal, k1=opt.kreciprocal_k1, k2=opt.kreciprocal_k2,
+                                   weight=opt.kreciprocal_lambda),
+            'alphaqe': partial(alpha_expanded, n=opt.alphaqe_n, alpha=opt.alphaqe_alpha)}
 
 
 def flags(parser):
@@ -128,28 +122,27 @@ def compare(opt):
     names = [name for name in opt.evaluation_metrics if parse(name)[1].needs == 'ranks']
     if not names:
         raise UserError('rerank changes metrics of ranks only; add one to --evaluation_metrics, such as map_at_r')
-    opt.methods = ['plain', *(opt.methods or ('kreciprocal', 'alphaqe'))]
-    for method in opt.methods:
-        choose(METHODS, method, 'rerank')
+    methods = {method: choose(searches(opt), method, 'rerank')
+               for method in ('plain', *(opt.methods or ('kreciprocal', 'alphaqe')))}
     built = parts.restore(opt, opt.evaluate)
     splits = splits_to_evaluate(opt, built.data)
     embedded = embed_splits(opt, built.model, built.data, splits, built.criterion)
     if any(embedded[split].ranking for split in splits):
         raise UserError(f'rerank: --loss {opt.loss} ranks by a distance of its own; re-ranking takes Euclidean ones')
-    print(processes.run_on_rank_zero(report, opt, embedded, splits, names))
+    print(processes.run_on_rank_zero(report, opt, embedded, splits, names, methods))
 
 
-def report(opt, embedded, splits, names):
+def report(opt, embedded, splits, names, methods):
     """The text of compare(): a line per split and metric, a column per method."""
     note_collapse({f'{split} split': embedded[split] for split in splits})
     lines = {}
     for split, level in itertools.product(splits, opt.eval_level):
         pool = build_pool(opt, embedded, split, level)
         pool.embeddings = pool.embeddings.cpu()
-        for method in opt.methods:
-            values = compute(names, pool.embeddings, pool.labels, seed=opt.seed, pool=pool,
-                             search=METHODS[method](opt), n_bootstrap=opt.bootstrap,
+        for method, search in methods.items():
+            values = compute(names, pool.embeddings, pool.labels, seed=opt.seed, pool=pool, search=search,
+                             n_bootstrap=opt.bootstrap,
                              backend='sort' if method == 'kreciprocal' else 'auto')
             for name, value in values.items():
                 lines.setdefault(Column(split, name, level).name, []).append(f'{value:.4f}')
-    return aligned([['', *opt.methods], *([name, *texts] for name, texts in lines.items())])
+    return aligned([['', *methods], *([name, *texts] for name, texts in lines.items())])

@@ -1,24 +1,20 @@
-"""Retrieve_Images.py suspects: embeds labelled photos, and writes the suspects among them to files."""
+"""Retrieve_Images.py suspects: embeds the images of a run, and writes the suspects among them to files."""
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import configuration
-import datasets
 import evaluation
 import parameters
 import parts
-from datasets import ImageSet, folder, image_list
-from datasets.base import note_ignored
 from evaluation import pictures
 from evaluation.protocol import note_collapse
 from flags.command_line import flags_in
-from retrieval import loading, suspects
-from utilities import device, plotting
+from retrieval import suspects
+from utilities import plotting
 from utilities.errors import UserError
 from utilities.files import require_writable, write_csv
-from utilities.randomness import seed_everything
 
 COLUMNS = ('kind', 'path', 'label', 'suggested_label', 'score', 'neighbour', 'note')
 TITLES = {
@@ -33,28 +29,28 @@ WITHOUT = ('evaluation_metrics', 'bootstrap', 'eval_level', 'eval_reference', 'e
            'pictures')
 
 
-def review(photos, run, flags, out):
+def review(run, flags, out):
     """
-    Writes the suspects among labelled photos to the CSV file `out`, and the first of each kind to a contact sheet of
-    the same name, .png.
+    Writes the suspects among the images that a run evaluates to the CSV file `out`, and the first of each kind to a
+    contact sheet of the same name, .png.
 
-    photos: a folder with a folder of images per class; a CSV file with columns path and label; or a run folder or
-            checkpoint, for the data set of the run.
-    run:    the run folder or checkpoint whose network embeds the photos; if None, `photos` if that is a run, otherwise
-            the pretrained backbone of --arch.
-    flags:  more flags of main.py.
+    run:   a run folder or checkpoint, whose network embeds the images.
+    flags: more flags of main.py, as for --evaluate.
     """
     require_writable(out, '--out')
     if Path(out).suffix != '.csv':
         raise UserError(f'--out {out}: give a file that ends in .csv')
     configuration.require_effect(flags_in(flags), 'suspects', {*parameters.of_training(), *WITHOUT})
-    splits = embedded(photos, run, flags)
-    note_collapse({f'{name} split' if is_run(photos) else name: part for name, part in splits.items()})
-    several = [*splits.values()]
-    places = [(part.images, index) for part in several for index in range(len(part.images))]
-    split_names = [split for split, part in splits.items() for _ in range(len(part.images))]
-    names, labels = classes(several)
-    found = suspects.find(torch.cat([part.embeddings for part in several]), labels)
+    opt = configuration.parse(['--evaluate', str(run), *flags])
+    built = parts.restore(opt, run)
+    splits = evaluation.splits_to_evaluate(opt, built.data)
+    embedded = evaluation.embed_splits(opt, built.model, built.data, splits)
+    note_collapse({f'{split} split': embedded[split] for split in splits})
+    places = [(embedded[split].images, index) for split in splits for index in range(len(embedded[split].images))]
+    split_names = [split for split in splits for _ in range(len(embedded[split].images))]
+    names, labels = np.unique([images.class_names[images.labels[index]] for images, index in places],
+                              return_inverse=True)
+    found = suspects.find(torch.cat([embedded[split].embeddings for split in splits]), labels)
 
     def suspect_path(index):
         images, own = places[index]
@@ -74,8 +70,8 @@ def review(photos, run, flags, out):
     n_same = sum(is_same(suspect) for suspect in found)
     if n_same:
         print(f'the same image in {n_same:,} of the duplicates')
-    if len(splits) > 1:
-        n_across = sum(suspect.kind == 'duplicate' and len(splits_of(suspect)) > 1 for suspect in found)
+    n_across = sum(suspect.kind == 'duplicate' and len(splits_of(suspect)) > 1 for suspect in found)
+    if n_across:
         print(f'one image in one split, and one in another, in {n_across:,} of the duplicates')
     sheet = Path(out).with_suffix('.png')
     sheet.unlink(missing_ok=True)                          # an earlier call may have left one
@@ -93,70 +89,6 @@ def note(suspect, splits=()):
     same = ['same image'] if is_same(suspect) else []
     across = [' and '.join(sorted(splits))] if suspect.kind == 'duplicate' and len(splits) > 1 else []
     return ', '.join(same + across)
-
-
-def embedded(photos, run, flags):
-    """{split: Embedded} of a run, or {'photos': Embedded} of labelled photos; arguments as for review()."""
-    return embed_run(photos, flags) if is_run(photos) else embed_photos(photos, run, flags)
-
-
-def classes(embedded):
-    """The names of all classes of several Embedded, sorted, and the label of each image by their order: [C], [N]."""
-    names = np.concatenate([np.array(part.images.class_names)[part.images.labels] for part in embedded])
-    return np.unique(names, return_inverse=True)
-
-
-def is_run(place):
-    return (Path(place) / 'config.yaml').is_file() or Path(place).suffix == '.pt'
-
-
-def embed_run(run, flags):
-    """{split: Embedded} of the splits that the run evaluates."""
-    opt = configuration.parse(['--evaluate', str(run), *flags])
-    built = parts.restore(opt, run)
-    splits = evaluation.splits_to_evaluate(opt, built.data)
-    embedded = evaluation.embed_splits(opt, built.model, built.data, splits)
-    return {split: embedded[split] for split in splits}
-
-
-def embed_photos(place, run, flags):
-    """{'photos': Embedded} of labelled photos, by the network of `run`, or by the features of a pretrained backbone."""
-    of_network = ['--evaluate', str(run)] if run else ['--eval_features', '--eval_normalize']
-    opt = configuration.parse([*of_network, *flags])
-    are_of_run = not any(flag.startswith('--csv_columns') for flag in flags)
-    table = labelled(Path(place), () if are_of_run else opt.csv_columns)
-    datasets.check_names(table)
-    note_ignored(table.ignored)
-    if opt.pca:
-        raise UserError(f'--pca {opt.pca}: its components are fitted on the training images; give --pca 0')
-    if run:
-        model = loading.restore(opt, run)[0].model
-    else:
-        opt.device = device.select(opt)
-        seed_everything(opt.seed)                          # --not_pretrained draws random weights
-        model = parts.build_network(opt, parts.build_backbone(opt))
-    if opt.skip_bad_images:
-        table = datasets.without_bad_images(table)
-        if not table.paths:
-            raise UserError(f'{place}: no image can be read')
-    images = ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1])
-    embedded = evaluation.embed(opt, model, images, 'photos', opt.eval_features, opt.eval_autocast)
-    return evaluation.as_evaluated(opt, {'photos': embedded})
-
-
-def labelled(place, columns=()):
-    """
-    The ImageTable of a CSV file (columns: of --csv_columns), of `place`/images if there is such a folder, or of the
-    class folders in `place`.
-    """
-    if place.is_file():
-        return image_list.read(place, place.parent, columns)
-    if not place.is_dir():
-        raise UserError(f'{place}: there is no such folder of photos, CSV file, run folder or checkpoint')
-    table = folder.in_folders(place / 'images' if (place / 'images').is_dir() else place)
-    if not table.paths:
-        raise UserError(f'{place}: no images; expected one folder of images per class')
-    return table
 
 
 @plotting.styled

@@ -8,7 +8,6 @@ from utilities.errors import UserError
 
 N_QUERIES = 500              # queries with which the recall is measured
 N_NEAREST = 10               # images that each query should find
-N_TRAIN = 100_000            # at most so many images are used to fit faiss
 CANDIDATES = 100             # at least so many images are found by faiss, and ranked by their embeddings
 RECALL = 0.95                # the recall that enough cells of an inverted file should reach
 
@@ -29,32 +28,16 @@ def built(factory, dim):
     if faiss is None:
         raise UserError(f'codes {factory}: it needs faiss: pip install faiss-cpu')
     with reported(factory):
-        index = faiss.index_factory(dim, factory)
-    coder = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
-    for part in (coder, getattr(coder, 'pq', None)):
-        if hasattr(part, 'cp'):
-            part.cp.min_points_per_centroid = 1              # otherwise faiss prints a warning for few images
-    if isinstance(coder, faiss.IndexPQ):
-        coder.do_polysemous_training = False                 # the order of codes, for searches that are not made here
-    return index
+        return faiss.index_factory(dim, factory)
 
 
 def filled(factory, points, gallery):
     """An index of the gallery [N, D], fitted to the points [n, D]. Raises UserError where these are too few."""
     index = built(factory, points.shape[1])
-    sample = np.sort(np.random.default_rng(0).permutation(len(points))[:N_TRAIN])
     with reported(factory):
-        index.train(np.ascontiguousarray(points[sample]))
+        index.train(np.ascontiguousarray(points))
         index.add(np.ascontiguousarray(gallery))
     return index
-
-
-def deserialized(data):
-    """The index of faiss from the bytes of its file."""
-    try:
-        return faiss_or_none().deserialize_index(data)
-    except RuntimeError as error:
-        raise UserError(f'the search of the index cannot be read ({error}); make the index again') from None
 
 
 def nearest(index, gallery, queries, k):

@@ -1,5 +1,4 @@
 """Retrieve_Images.py serve: a page that shows the images of an index nearest to a photo, or to one of these images."""
-import base64
 import io
 import re
 import threading
@@ -16,7 +15,6 @@ PAGE = Path(__file__).with_name('page.html')
 MAX_MB = 30                  # largest upload; page.html has the same number
 MAX_MEGAPIXELS = 52          # phones take photos of 50
 THREADS = 2                  # requests that are answered at a time; each may decode a photo, in up to a gigabyte
-SHOWN = {'JPEG', 'PNG', 'GIF', 'WEBP', 'BMP'}      # the formats that every browser shows
 SIDE = 480                   # pixels of the longer side of an image on the page
 N_STARTS = 24                # images of the index that the page shows before the first query
 HEADERS = {                  # so that no page of another server shows or reads what this one sends
@@ -25,7 +23,7 @@ HEADERS = {                  # so that no page of another server shows or reads 
     'X-Content-Type-Options': 'nosniff',
     'Referrer-Policy': 'same-origin',
 }
-LOCAL = ('127.0.0.1', 'localhost', '[::1]')
+LOCAL = ('127.0.0.1', 'localhost')
 
 
 def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
@@ -68,14 +66,15 @@ def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
     @app.post('/neighbours')
     def photo_neighbours():
         try:
-            photo, preview = prepared(flask.request.get_data(), transform)
+            with decoding.open_image(io.BytesIO(flask.request.get_data()), MAX_MEGAPIXELS) as image:
+                photo = transform(decoding.upright(image))
         except decoding.TooLarge:
             flask.abort(400, f'The photo has more than {MAX_MEGAPIXELS} million pixels.')
         except Exception:  # decoders raise all kinds of exceptions on a file that is no image
             flask.abort(400, 'This file is not an image that can be read.')
         with lock, torch.inference_mode():
             embedding = network(photo[None])[0].float().cpu().numpy()
-        return neighbours(index, embedding, k, n_votes=n_votes) | preview
+        return neighbours(index, embedding, k, n_votes=n_votes)
 
     return app
 
@@ -124,26 +123,12 @@ def neighbours(index, embedding, k, without=None, n_votes=0):
     return said | {'n_images': len(index.paths), 'neighbours': found[:k]}
 
 
-def prepared(data, transform):
-    """The photo in an uploaded file as the network takes it, and a preview where browsers cannot show the file."""
-    with decoding.open_image(io.BytesIO(data), MAX_MEGAPIXELS) as image:
-        kind = image.format
-        photo = decoding.upright(image)
-    pixels = transform(photo)
-    preview = {} if kind in SHOWN else {'image': as_url(small(photo))}                 # small() changes the photo
-    return pixels, preview
-
-
 def small(image):
     """A PIL image in RGB or L as a JPEG file of at most SIDE pixels: bytes."""
     image.thumbnail((SIDE, SIDE))
     file = io.BytesIO()
     image.save(file, 'JPEG', quality=85)
     return file.getvalue()
-
-
-def as_url(content):
-    return f'data:image/jpeg;base64,{base64.b64encode(content).decode()}'
 
 
 def listening(app, host, port):
@@ -163,16 +148,14 @@ def serve(index, network, transform, k=24, host='127.0.0.1', port=8000, n_votes=
         import waitress  # noqa: F401
     except ImportError as error:
         raise UserError(f'serve needs flask and waitress ({error}): pip install flask waitress') from None
-    host = host.strip('[]')
-    name = f'[{host}]' if ':' in host else host
-    app = application(index, network, transform, k, LOCAL if name in LOCAL else None, n_votes)
+    app = application(index, network, transform, k, LOCAL if host in LOCAL else None, n_votes)
     try:
         server = listening(app, host, port)
     except (OSError, ValueError) as error:                 # ValueError: there is no such host
         raise UserError(f'--host {host} --port {port}: nothing can listen there ({error}); give another one') from None
     # a host with several addresses has a socket for each
     port = server.effective_listen[0][1] if hasattr(server, 'effective_listen') else server.effective_port
-    print(f'{len(index.paths):,} images: http://{name}:{port} (Ctrl-C ends)', flush=True)
+    print(f'{len(index.paths):,} images: http://{host}:{port} (Ctrl-C ends)', flush=True)
     threading.Thread(target=server.run, daemon=True).start()
     while True:
         stopping.sleep(60)

@@ -29,7 +29,7 @@ from tests.blank import plots
 from tests.helpers import GPU
 from utilities import plotting
 from utilities.device import TF32, set_tf32
-from utilities.machine import n_cores
+from utilities.processes import n_cores
 
 os.environ['WANDB_MODE'] = 'offline'
 os.environ |= {'KMP_DUPLICATE_LIB_OK': 'TRUE', 'KMP_INIT_AT_FORK': 'FALSE'}      # what the import of sklearn would set
@@ -68,8 +68,7 @@ REASONS = {'cuda': 'needs an NVIDIA GPU: make test-gpu', 'sim': 'needs a simulat
 LONGEST = ('test_training_step.py', 'test_reliability.py', 'test_processes.py', 'test_search.py', 'test_hubconf.py',
            'test_export.py', 'test_resume.py', 'test_main.py', 'test_edits.py', 'test_folds.py', 'test_rectangular.py',
            'test_features.py', 'test_optimize.py', 'test_ensembles.py', 'test_backends.py', 'test_docs.py',
-           'test_embedding.py', 'test_auto_resume.py',
-           'test_extending.py')
+           'test_embedding.py', 'test_auto_resume.py', 'test_extending.py', 'test_extending_page.py')
 
 
 def pytest_collection_modifyitems(items):

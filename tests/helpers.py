@@ -22,7 +22,7 @@ import Evaluate_Network
 import main
 from records import checkpoint
 from records.state import State
-from utilities.machine import accelerator
+from utilities.processes import accelerator
 
 if sys.platform == 'linux':
     from tests import fork_server
@@ -95,6 +95,11 @@ def rows_of(folder, without=('seconds',)):
 
 def folder_of(tmp_path, name='quick_s1'):
     return tmp_path / 'runs' / 'folder' / name
+
+
+def content_of(folder):
+    """{path: content} of all files in a folder."""
+    return {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
 def wait_for(condition, seconds=120):

@@ -81,8 +81,6 @@ TRAINED = LOSSES | {
     'momentum': '--optim sgd --lr 0.05 --clip_grad 0.5 --clip_grad_value 0.2 --bs 7 --data_sampler image_random '
                 '--loss multisimilarity --batch_mining none',
 }
-ONE_STEP = '--optim sgd --lr 0 --iterations_per_epoch 1 --n_epochs 1'
-IN_FLOAT32 = {loss: summed([loss], [miner_of(loss)]) for loss in ('triplet', 'hier', 's2sd')}
 
 
 def cases_of(way):
@@ -217,8 +215,6 @@ def train(flags, dtype=torch.float64, device='cpu', **of_network):
 
 def train_all(way, rank, folder, more=''):
     results = {name: train(f'{TRAINED[name]} {more}') for name in cases_of(way)}
-    results |= {f'{loss} in float32': train(f'{flags} {more} {ONE_STEP}', torch.float32)
-                for loss, flags in IN_FLOAT32.items()}
     for dtype in ('float16', 'bfloat16'):
         results[dtype] = train(f'--loss overflows --batch_mining none --amp {dtype} {more}', torch.float32)
     results['statistics'] = train(f'--lr 0 {more}', frozen=False)

@@ -1,7 +1,6 @@
 """The commands and the files of the pages, as they are printed there."""
 import http.client
 import importlib
-import inspect
 import re
 import shlex
 import subprocess
@@ -27,7 +26,7 @@ from flags import command_line
 from retrieval import server
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, published, rows_of
-from tests.test_structure import PAGES, copied, run_in, with_the_parts_of_the_page
+from tests.test_structure import PAGES
 
 PARSERS = {module.__name__: module.build for module in (Evaluate_Ensemble, Hyperparameter_Search, Launch_Runs,
                                                         Result_Evaluations, Retrieve_Images)}
@@ -189,21 +188,13 @@ def test_the_comparison_of_the_start_page(there, capsys):
     assert last == ['0', '2']
 
 
-def test_the_numbers_of_parts_in_the_comparison_are_those_of_the_registries_and_of_the_other_library():
+def test_the_numbers_of_parts_in_the_pages_are_those_of_the_registries():
+    registries = {'losses': criteria.CRITERIA, 'miners': batch_mining.BATCHMINERS,
+                  'batch samplers': datasampler.SAMPLERS}
+    numbers = [str(len(published(registry))) for registry in registries.values()]
     page = (ROOT / 'docs' / 'comparison.md').read_text()
-    rows = {kind: re.search(rf'\n\| {row} \| (\d+)[^|]*\| (\d+) \|', page).groups() for kind, row in {
-        'losses': 'losses', 'miners': 'miners', 'samplers': 'batch samplers'}.items()}
-    registries = {'losses': criteria.CRITERIA, 'miners': batch_mining.BATCHMINERS, 'samplers': datasampler.SAMPLERS}
-    own = {kind: [*published(registries[kind])] for kind in rows}
-    assert {kind: len(names) for kind, names in own.items()} == {kind: int(ours) for kind, (ours, _) in rows.items()}
-    sentence = (ROOT / 'README.md').read_text().split('\n\n')[1]
-    assert re.findall(r'\d+', sentence) == [str(len(own[kind])) for kind in ('losses', 'miners', 'samplers')]
-    around = {'CrossBatchMemory', 'GenericPairLoss', 'MultipleLosses', 'SelfSupervisedLoss',
-              'EmbeddingsAlreadyPackagedAsTriplets'}
-    for kind, (_, theirs) in rows.items():
-        library = pytest.importorskip(f'pytorch_metric_learning.{kind}', reason='pytorch-metric-learning is missing')
-        classes = {name for name, value in vars(library).items() if inspect.isclass(value)} - around
-        assert len([name for name in classes if not re.search('^Base|Mixin$', name)]) == int(theirs), kind
+    assert [re.search(rf'\n\| {row} \| (\d+)', page)[1] for row in registries] == numbers
+    assert re.findall(r'\d+', (ROOT / 'README.md').read_text().split('\n\n')[1]) == numbers
 
 
 def test_make_compare_executes_the_two_commands_of_the_page():
@@ -233,23 +224,3 @@ def test_the_runs_of_the_readme(tmp_path, monkeypatch):
     done = follow('README.md', 'Runs', '--dry_run')
     assert done == ['Launch_Runs.py', 'Result_Evaluations.py', 'main.py']
     assert re.search(r'^Npair & \d', (tmp_path / 'table.tex').read_text(), re.MULTILINE)
-
-
-@pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
-def test_the_six_parts_of_the_page_on_extending_train_as_printed(tmp_path):
-    folder = copied(tmp_path / 'code')
-    with_the_parts_of_the_page(folder)
-    draw_classes(tmp_path / 'drawn', 8, 6, side=32)
-    (tmp_path / 'named').mkdir()
-    for path in (tmp_path / 'drawn').glob('*/*.png'):
-        Image.open(path).save(tmp_path / 'named' / f'{path.parent.name}_{path.stem}.jpg')
-    run_in(folder, '--dataset', 'named', '--source_path', tmp_path, '--arch', 'tiny_normalize', '--not_pretrained',
-           '--data_sampler', 'neighbouring', '--data_neighbouring_step', '2', '--bs', '8', '--samples_per_class', '4',
-           '--n_epochs', '1', '--embed_dim', '8', '--kernels', '0', '--device', 'cpu', '--pictures', 'none',
-           '--evaluation_metrics', 'e_recall@1', 'first_rank@4', '--storage_metrics', 'first_rank@4',
-           '--save_path', tmp_path / 'runs', '--group', 'loss', '--loss', 'proxies', '--batch_mining', 'none',
-           then="code = code or main.main([*sys.argv[1:], '--group', 'miner', '--loss', 'triplet', "
-                "'--batch_mining', 'farthest', '--miner_farthest_n_negatives', '2'])")
-    for group in ('loss', 'miner'):
-        last = rows_of(tmp_path / 'runs' / 'named' / f'{group}_s1')[-1]
-        assert last['epoch'] == '1' and 1 <= float(last['test_first_rank@4']) <= 5

@@ -1,6 +1,4 @@
-"""What the loop offers to parts of one's own: start_epoch(), a sampler's criterion, tables, scalars for the log."""
-import csv
-
+"""What the loop offers to parts of one's own: start_epoch(), a sampler's criterion, scalars for the log."""
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ import criteria
 import datasampler
 import parts
 from architectures import depth
-from records import checkpoint, writing
+from records import checkpoint
 from tests.helpers import assert_resumes_exactly, folder_of, kept_by
 
 FEW = ['--iterations_per_epoch', '2', '--evaluation_metrics', 'e_recall@1', '--loss', 'triplet', '--batch_mining',
@@ -118,24 +116,6 @@ def test_a_sampler_may_ask_for_the_criterion(quick, run, monkeypatch):
     monkeypatch.setattr(module, 'Sampler', Asking)
     assert run(*quick, *FEW, '--n_epochs', '1') == 0
     assert [type(criterion) for criterion in given] == [TRIPLET]
-
-
-def test_tables_hold_the_rows_of_each_epoch_once(quick, run, tmp_path, monkeypatch):
-    log = writing.Records.log
-
-    def with_table(records, epoch, *more):
-        records.table('own/recall', [{'class': name, 'recall': epoch / 4} for name in 'ab'], epoch)
-        return log(records, epoch, *more)
-
-    monkeypatch.setattr(writing.Records, 'log', with_table)
-    assert run(*quick, *FEW, '--n_epochs', '1') == 0
-    folder = folder_of(tmp_path)
-    with open(folder / 'tables' / 'own_recall.csv', 'a') as file:
-        file.write('2,c,0\n')                                          # as if the run had been killed in epoch 2
-    assert run('--resume', folder, '--n_epochs', '2') == 0
-    with open(folder / 'tables' / 'own_recall.csv', newline='') as file:
-        rows = [(row['epoch'], row['class'], float(row['recall'])) for row in csv.DictReader(file)]
-    assert rows == [(str(epoch), name, epoch / 4) for epoch in (0, 1, 2) for name in 'ab']
 
 
 @pytest.mark.parametrize('value, shape', [(torch.ones(3), '[3]'), (np.ones((2, 1)), '[2, 1]')])

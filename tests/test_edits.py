@@ -5,7 +5,6 @@ in retrieval.embed.
 """
 import json
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,23 +17,19 @@ from tests.conftest import quick_flags
 from tests.helpers import FROM_COPY, ROOT, executed, folder_of, printed_metrics, rows_of
 
 needs_git = pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
-EDITS = {path.stem: path for path in sorted((Path(__file__).parent / 'edits').glob('*.diff'))}
+EDITS = {path.stem: path.read_text() for path in sorted((ROOT / 'tests' / 'edits').glob('*.diff'))}
 WITH_OWN_TESTS = {'noise_in_the_step', 'transform_by_epoch', 'whitening'}
 
 FLAGS = ['--iterations_per_epoch', '4', '--arch', 'conv4_frozen_normalize', '--freeze', 'backbone', '--augmentation',
          'none', '--optim', 'sgd', '--lr', '0.1', '--loss', 'softmax+triplet', '--batch_mining', 'none+random',
          '--loss_weights', '0.1', '1', '--loss_triplet_margin', '4', '--evaluation_metrics', 'e_recall@1', 'map_at_r',
          'dists@intra']
-# argv: the copy, a JSON list of arguments of runs, some of them with --gpu 0 1, a run folder, and a file for the
-# embeddings of its network by Evaluate_Network.py, by retrieval.embed and of an index, and for the image of the index
-# that is nearest to each but itself; prints the exit codes
+# argv: the copy, a JSON list of arguments of runs, some of them with --gpu 0 1, and what EMBEDS needs
 RUNS = FROM_COPY + """
 import json
-import numpy as np
-import Evaluate_Network, Retrieve_Images, retrieval
 from tests import forks
 
-plan, folder, file = json.loads(sys.argv[2]), *sys.argv[3:]
+plan, embeds = json.loads(sys.argv[2]), sys.argv[3:]
 forks.install_processes(2 * sum('--gpu' in arguments for arguments in plan))
 
 def run(arguments):
@@ -42,6 +37,13 @@ def run(arguments):
     return main.main(arguments)
 
 codes = [run(arguments) for arguments in plan]
+"""
+# After RUNS. embeds: a run folder, and a file for the embeddings of its network by Evaluate_Network.py, by
+# retrieval.embed and of an index, and for the image of the index that is nearest to each but itself
+EMBEDS = """
+import numpy as np
+import Evaluate_Network, Retrieve_Images, retrieval
+folder, file = embeds
 codes.append(Evaluate_Network.main([folder, 'embeddings', file, '--splits_to_eval', 'test', '--gpu', '0']))
 with np.load(file) as found:
     paths, labels, split = found['paths'], found['labels'], found['embeddings']
@@ -57,14 +59,13 @@ with open(file + '.json') as opened:
     answers = {answer['query']: [one['path'] for one in answer['nearest']] for answer in json.load(opened)}
 nearest = [next(images.index(path) for path in answers[image] if path != image) for image in images]
 np.savez(file, paths=paths, labels=labels, split=split, alone=alone.numpy(), indexed=indexed, nearest=nearest)
-print(json.dumps(codes))
 """
 
 
-def edited(folder, edit):
-    """A copy of the last commit, with the edit applied."""
+def edited(folder, diff):
+    """A copy of the last commit, with the diff applied."""
     subprocess.run(f'mkdir "{folder}" && git archive HEAD | tar -x -C "{folder}"', shell=True, cwd=ROOT, check=True)
-    subprocess.run(['git', 'apply', EDITS[edit]], cwd=folder, check=True)
+    subprocess.run(['git', 'apply', '-'], input=diff, text=True, cwd=folder, check=True)
     return folder
 
 
@@ -78,13 +79,14 @@ def unedited(patterns, tmp_path_factory):
     return folder_of(place)
 
 
-def runs(tmp_path, copy, plan, folder, file):
-    """Trains by the program `copy`, and embeds by the network in `folder`; (what it printed, its errors)."""
+def runs(tmp_path, copy, plan, *embeds):
+    """Trains by the program `copy`. embeds: what EMBEDS needs, if it embeds too. Returns what it printed."""
     plan = [[*map(str, arguments)] for arguments in plan]
-    code, out, errors = executed(tmp_path, RUNS, copy, json.dumps(plan), folder, file)
+    code = f'{RUNS}{EMBEDS if embeds else ""}print(json.dumps(codes))'
+    code, out, errors = executed(tmp_path, code, copy, json.dumps(plan), *embeds)
     assert code == 0, errors
-    assert json.loads(out.splitlines()[-1]) == [0] * (len(plan) + 3), out + errors
-    return out, errors
+    assert {*json.loads(out.splitlines()[-1])} == {0}, out + errors
+    return out
 
 
 def assert_equal_runs(folders, tolerance=1e-5):
@@ -127,7 +129,7 @@ def test_an_edit_acts_wherever_the_program_trains_or_embeds(edit, quick, unedite
     whole, file = folders['whole'], tmp_path / 'embeddings.npz'
     plan = [[*quick, *FLAGS, '--group', name, *more] for name, more in ways.items()]
     plan += [['--resume', folders['half'], '--n_epochs', '2'], ['--evaluate', whole]]
-    out, errors = runs(tmp_path, edited(tmp_path / 'code', edit), plan, whole, file)
+    out = runs(tmp_path, edited(tmp_path / 'code', EDITS[edit]), plan, whole, file)
     assert_equal_runs([*folders.values()])
     recall = float(rows_of(whole)[-1]['test_e_recall@1'])
     assert printed_recall(out) == pytest.approx(recall, abs=1e-4)
@@ -148,7 +150,7 @@ def test_data_workers_have_the_transform_of_the_epoch(quick, tmp_path):
     plan = [[*arguments, '--group', 'none'], [*arguments, '--group', 'two', '--kernels', '2'],
             [*arguments, '--group', 'half', '--kernels', '2', '--n_epochs', '1'],
             ['--resume', folders[2], '--n_epochs', '3']]
-    runs(tmp_path, edited(tmp_path / 'code', 'transform_by_epoch'), plan, folders[0], tmp_path / 'embeddings.npz')
+    runs(tmp_path, edited(tmp_path / 'code', EDITS['transform_by_epoch']), plan)
     assert [float(row['step_side']) for row in rows_of(folders[1])[1:]] == [24, 32, 40]
     for other in folders[1:]:
         assert_equal_runs([folders[0], other], 0)
@@ -156,15 +158,15 @@ def test_data_workers_have_the_transform_of_the_epoch(quick, tmp_path):
 
 @needs_git
 def test_two_processes_draw_different_numbers_in_the_step(quick, tmp_path):
-    """12 for a batch of 12 images; the same ones in another run and after a resumption, and others with other seeds."""
+    """12 for a batch of 12 images; the same ones after a resumption, and others with other seeds."""
     arguments = [*quick, '--gpu', '0', '1', '--tuple_statistics']
-    names = {'whole': [], 'again': [], 'half': ['--n_epochs', '1'], 'other': ['--seed', '2']}
+    names = {'whole': [], 'half': ['--n_epochs', '1'], 'other': ['--seed', '2']}
     plan = [[*arguments, '--group', name, *more] for name, more in names.items()]
-    whole, again, half = (folder_of(tmp_path, f'{name}_s1') for name in ('whole', 'again', 'half'))
+    whole, half = (folder_of(tmp_path, f'{name}_s1') for name in ('whole', 'half'))
     plan.append(['--resume', half, '--n_epochs', '2', '--gpu', '0', '1'])
-    runs(tmp_path, edited(tmp_path / 'code', 'noise_in_the_step'), plan, whole, tmp_path / 'embeddings.npz')
+    runs(tmp_path, edited(tmp_path / 'code', EDITS['noise_in_the_step']), plan)
     assert [float(row['step_n_numbers']) for row in rows_of(whole)[1:]] == [12, 12]
-    assert_equal_runs([whole, again, half], 0)
+    assert_equal_runs([whole, half], 0)
     with pytest.raises(AssertionError):
         assert_equal_runs([whole, folder_of(tmp_path, 'other_s2')], 1e-3)
 
@@ -176,7 +178,7 @@ def test_whitening_acts_wherever_images_are_embedded(quick, unedited, tmp_path, 
     arguments = [*quick, *FLAGS, '--whiten']
     plan = [[*arguments, '--group', 'whole'], [*arguments, '--group', 'half', '--n_epochs', '1'],
             ['--resume', half, '--n_epochs', '2'], ['--evaluate', whole]]
-    out, _ = runs(tmp_path, edited(tmp_path / 'code', 'whitening'), plan, whole, file)
+    out = runs(tmp_path, edited(tmp_path / 'code', EDITS['whitening']), plan, whole, file)
     assert_equal_runs([whole, half])
     recall = float(rows_of(whole)[-1]['test_e_recall@1'])
     assert printed_recall(out) == pytest.approx(recall, abs=1e-4)

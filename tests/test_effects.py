@@ -1,11 +1,7 @@
 """Notes on given flags that nothing reads."""
-import copy
-import pickle
 import shlex
 
 import pytest
-
-from utilities import namespace
 
 # what a run of an epoch on small images needs, and the flags after it: those that are named, and those that are not
 RUNS = [
@@ -69,24 +65,3 @@ def test_each_flag_is_named_once_and_of_the_evaluation_after_it(quick, run, tmp_
     assert run('--resume', tmp_path / 'runs' / 'folder' / 'quick_s1', '--n_epochs', '3', '--not_pretrained', *idle) == 0
     assert [line.partition('run: ')[2] for line in capsys.readouterr().err.splitlines()] == [
         '--loss_triplet_margin 0.3, --eval_ema True']
-
-
-def test_the_namespace_notes_what_is_read_and_its_copies_do():
-    opt = namespace.Flags({'bs': 8, 'loss': 'margin', 'lr': 1.0, 'views': 2})
-    assert opt.lr == 1 and getattr(opt, 'views') == 2                                       # noqa: B009
-    vars(opt)['bs'], namespace.unnoted(opt).loss                                            # noqa: B018
-    assert [name for name in vars(opt) if namespace.is_read(opt, name)] == ['lr', 'views']
-    copied = namespace.changed(opt, bs=4)
-    assert (copied.bs, opt.loss, copied.loss) == (4, 'margin', 'margin') and vars(opt)['bs'] == 8
-    assert not namespace.is_read(opt, 'bs') and namespace.is_read(copied, 'loss')           # 4 is not the flag's value
-    assert copy.copy(opt).bs == 8 and namespace.is_read(opt, 'bs')
-    replaced = namespace.Flags({'weights': 'a.pth'})
-    replaced.weights = None
-    assert replaced.weights is None and not namespace.is_read(replaced, 'weights')
-
-
-def test_another_process_and_a_deep_copy_get_a_plain_namespace():
-    opt = namespace.Flags({'bs': 8})
-    for other in (pickle.loads(pickle.dumps(opt)), copy.deepcopy(opt)):
-        assert vars(other) == {'bs': 8} and type(other) is not namespace.Flags
-    assert opt == other and 'bs' in opt and not namespace.is_read(opt, 'bs')

@@ -2,14 +2,13 @@
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from records import checkpoint
-from tests.helpers import FROM_COPY, assert_same_end, executed, folder_of, rows_of
+from tests.helpers import FROM_COPY, ROOT, assert_same_end, executed, folder_of, rows_of
+from tests.test_edits import edited, needs_git
 
-ROOT = Path(__file__).parents[1]
 PAGE = subprocess.run(['git', 'show', 'HEAD:docs/research_edits.md'], cwd=ROOT, capture_output=True, text=True).stdout
 EDITS = re.findall(r'\n## (.*?)\n.*?```diff\n(.*?)```.*?Run it with `(.*?)`', PAGE, re.DOTALL)
 
@@ -36,7 +35,7 @@ print(json.dumps(codes))
 """
 
 
-@pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
+@needs_git
 def test_there_are_five():
     assert len(EDITS) == 5
 
@@ -46,12 +45,10 @@ def test_a_research_edit(title, diff, command, quick, tmp_path):
     """Two epochs of two steps; resumed after the first, they end with the same bits; pieces give the same loss."""
     changed = re.findall(r'^[+-](?!\+\+ |-- ).*$', diff, re.MULTILINE)
     assert 0 < len(changed) <= 10 and len(re.findall(r'^\+\+\+ ', diff, re.MULTILINE)) <= 2
-    copy = tmp_path / 'code'
-    subprocess.run(f'mkdir "{copy}" && git archive HEAD | tar -x -C "{copy}"', shell=True, cwd=ROOT, check=True)
-    subprocess.run(['git', 'apply', '-'], input=diff, text=True, cwd=copy, check=True)
     arguments = [*quick, '--iterations_per_epoch', '2', '--arch', 'conv4_frozen_normalize',
                  '--evaluation_metrics', 'e_recall@1']
-    code, out, errors = executed(tmp_path, RUNS, copy, json.dumps(arguments), json.dumps(command.split()))
+    code, out, errors = executed(tmp_path, RUNS, edited(tmp_path / 'code', diff), json.dumps(arguments),
+                                 json.dumps(command.split()))
     assert code == 0, errors
     codes = json.loads(out.splitlines()[-1])
     assert codes[:5] == [0] * 5, errors

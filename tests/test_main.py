@@ -1,4 +1,4 @@
-"""Whole runs: the run folder, every part, failures that leave nothing wrong behind, evaluation only, drop-in parts."""
+"""Whole runs: the run folder, every part, failures that leave nothing wrong behind, evaluation only."""
 import json
 import shlex
 import shutil
@@ -9,14 +9,11 @@ import torch
 import yaml
 from PIL import Image
 
-import batch_mining
 import criteria
-import datasampler
 import main
-import parts
 from records import checkpoint, run_folder
 from tests.conftest import draw_classes, quick_flags
-from tests.helpers import after_training, assert_same_end, folder_of, printed_metrics, rows_of
+from tests.helpers import after_training, assert_same_end, content_of, folder_of, printed_metrics, rows_of
 from tests.shared_batches import miner_of, summed
 from utilities import plotting
 
@@ -128,6 +125,15 @@ def test_reproduce_starts_anew_with_the_same_settings(trained, run, tmp_path, ca
     (['--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),
     (['--weights', 'nowhere.pth'], '--weights nowhere.pth: No such file'),
     (['--nonsense'], '--nonsense: unknown flag'),
+    (['--loss', 'triplett'], '; did you mean triplet?'),
+    (['--loss', 'margin+tripel'], '--loss tripel: unknown'),
+    (['--loss', 'pml:TripelLoss'], '--loss pml:TripelLoss: pytorch-metric-learning'),
+    (['--batch_mining', 'x'], '--batch_mining x: unknown'),
+    (['--data_sampler', 'x'], '--data_sampler x: unknown'),
+    (['--evaluation_metrics', 'recall'], '--evaluation_metrics recall: unknown'),
+    (['--dataset', 'x'], '--dataset x: unknown'),
+    (['--augmentation', 'x'], '--augmentation x: unknown'),
+    (['--arch', 'conv4_normalise'], '_frozen and _normalize may be appended; did you mean conv4_normalize?'),
     (['--not_pretrained', 'false'], '--arch conv4 has no pretrained weights'),
 ])
 def test_what_the_user_must_change_exits_with_2_and_leaves_no_folder(flags, sentence, quick, run, tmp_path, capsys):
@@ -220,30 +226,14 @@ def test_warmup_trains_the_embedding_layer_only(quick, run, tmp_path):
 def test_data_are_checked_before_weights_are_downloaded(quick, run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.hub, 'load_state_dict_from_url', lambda *_, **__: 1 / 0)
     arguments = [*quick, '--not_pretrained', 'false', '--arch', 'torchvision:resnet18', '--input_size', '32']
-    for flags, sentence in ((['--dataset', 'foldre'], '--dataset foldre: unknown'),
-                            (['--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),
-                            (['--split_scheme', 'class_folds', '--n_folds', '7'], '--n_folds 7: only 6'),
+    for flags, sentence in ((['--split_scheme', 'class_folds', '--n_folds', '7'], '--n_folds 7: only 6'),
                             ([], '--arch torchvision:resnet18: its pretrained weights could not be downloaded')):
         assert run(*arguments, *flags) == 2
         assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('flag, name, sentence', [
-    ('--loss', 'triplett', '; did you mean triplet?'), ('--loss', 'margin+tripel', '--loss tripel: unknown'),
-    ('--loss', 'pml:TripelLoss', '--loss pml:TripelLoss: pytorch-metric-learning'),
-    ('--batch_mining', 'x', '--batch_mining x: unknown'), ('--data_sampler', 'x', '--data_sampler x: unknown'),
-    ('--evaluation_metrics', 'recall', '--evaluation_metrics recall: unknown'),
-    ('--dataset', 'x', '--dataset x: unknown'), ('--augmentation', 'x', '--augmentation x: unknown'),
-    ('--arch', 'conv4_normalise', '_frozen and _normalize may be appended; did you mean conv4_normalize?'),
-])
-def test_names_are_checked_before_a_network_is_built(flag, name, sentence, quick, run, monkeypatch, capsys):
-    monkeypatch.setattr(parts.architectures, 'select_backbone', lambda opt: 1 / 0)
-    assert run(*quick, flag, name) == 2
-    assert sentence in capsys.readouterr().err
-
-
 def test_evaluate_only_prints_what_was_recorded(trained, run, tmp_path, capsys):
-    before = {path: path.read_bytes() for path in trained.rglob('*') if path.is_file()}
+    before = content_of(trained)
     rows = rows_of(trained)
     best = checkpoint.load(trained / 'checkpoint_test_e_recall@1.pt')['epoch']
     for place, row in ((trained, rows[-1]), (trained / 'checkpoint_test_e_recall@1.pt', rows[best])):
@@ -254,7 +244,7 @@ def test_evaluate_only_prints_what_was_recorded(trained, run, tmp_path, capsys):
             name: value for name, value in row.items() if name.startswith('test_')}
     assert run('--evaluate', trained, '--evaluation_metrics', 'mAP', 'e_recall@1', '--splits_to_eval', 'test') == 0
     assert list(printed_metrics(capsys.readouterr().out)) == ['test_mAP', 'test_e_recall@1']
-    assert before == {path: path.read_bytes() for path in trained.rglob('*') if path.is_file()}
+    assert before == content_of(trained)
     assert run('--evaluate', tmp_path) == 2
 
 
@@ -280,63 +270,6 @@ def test_secrets_are_never_written(quick, run, tmp_path, monkeypatch, capsys):
     for path in tmp_path.rglob('*'):
         content = path.read_bytes() if path.is_file() and path.name != 'c.yaml' else b''
         assert b's' * 40 not in content and b't' * 40 not in content, path
-
-
-# Drop-in parts, as the public code's users write them
-
-class OwnCriterion(torch.nn.Module):
-    def __init__(self, opt, batchminer):
-        super().__init__()
-        self.batchminer, self.name = batchminer, 'own'
-        self.scale = torch.nn.Parameter(torch.ones(opt.n_classes))
-        self.lr = opt.lr * 10
-
-    def forward(self, batch, labels, **kwargs):
-        loss = 0
-        for a, p, n in self.batchminer(batch, labels):
-            d_ap, d_an = (batch[a] - batch[p]).norm(), (batch[a] - batch[n]).norm()
-            loss = loss + torch.nn.functional.relu(d_ap - d_an + self.scale[labels[a]])
-        return loss
-
-
-class OwnMiner:
-    def __init__(self, opt):
-        self.par, self.name = opt, 'own'
-
-    def __call__(self, batch, labels):
-        labels = labels.detach().cpu().numpy()
-        triplets = []
-        for anchor in range(len(labels)):
-            positives = np.where(labels == labels[anchor])[0]
-            negatives = np.where(labels != labels[anchor])[0]
-            triplets.append([anchor, np.random.choice(positives), np.random.choice(negatives)])
-        return triplets
-
-
-class OwnSampler(torch.utils.data.sampler.Sampler):
-    requires_storage = False
-
-    def __init__(self, opt, image_dict, image_list):
-        self.image_dict, self.classes, self.bs = image_dict, list(image_dict.keys()), opt.bs
-        self.sampler_length, self.name = len(image_list) // opt.bs, 'own'
-
-    def __iter__(self):
-        for _ in range(self.sampler_length):
-            classes = np.random.choice(self.classes, self.bs // 2)
-            yield [self.image_dict[c][np.random.choice(len(self.image_dict[c]))][-1] for c in classes for _ in range(2)]
-
-    def __len__(self):
-        return self.sampler_length
-
-
-def test_parts_written_as_for_the_public_code_run_after_a_registry_line(quick, run, monkeypatch, tmp_path):
-    properties = {'ALLOWED_MINING_OPS': ['own'], 'REQUIRES_BATCHMINER': True, 'REQUIRES_OPTIM': True}
-    monkeypatch.setitem(criteria.CRITERIA, 'own', type('own', (), {'Criterion': OwnCriterion} | properties))
-    monkeypatch.setitem(batch_mining.BATCHMINERS, 'own', type('own', (), {'BatchMiner': OwnMiner}))
-    monkeypatch.setitem(datasampler.SAMPLERS, 'own', type('own', (), {'Sampler': OwnSampler}))
-    flags = [*quick, *FEW, '--n_epochs', '1', '--loss', 'own', '--batch_mining', 'own', '--data_sampler', 'own']
-    assert run(*flags, '--kernels', '0') == 0 and run(*flags, '--kernels', '2') == 0
-    assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
 
 
 # Flags and data that do not go together

@@ -33,7 +33,7 @@ COMMANDS = {
     'rows': (Result_Evaluations, '--runs {runs} --rows {out}.csv', '--rows', (results.runs, 'collect')),
     'figures': (Result_Evaluations, '--runs {runs} --figures {out}', '--figures', (results.runs, 'collect')),
     'ensemble': (Evaluate_Ensemble, '{run} --save_path {out}', '--save_path', (ensemble_evaluation.folds, 'gather')),
-    'suspects': (Retrieve_Images, 'suspects {run} --out {out}.csv', '--out', (review, 'embedded')),
+    'suspects': (Retrieve_Images, 'suspects {run} --out {out}.csv', '--out', (review.parts, 'restore')),
     'picture': (Retrieve_Images, 'query {index} {photos} --picture {out}.png', '--picture', (commands, 'load_index')),
     'json': (Retrieve_Images, 'query {index} {photos} --json {out}.json', '--json', (commands, 'load_index')),
     'index': (Retrieve_Images, 'index {run} {photos} --out {out}', '--out', (loading, 'embedded')),

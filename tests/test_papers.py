@@ -9,7 +9,6 @@ import torch
 import architectures
 import configuration
 import parts
-from configuration import effects
 from criteria import hier, proxyanchor
 from datasets import transforms
 from datasets.loading import TrainingLoader
@@ -71,7 +70,7 @@ def test_two_steps_with_a_tiny_network(file, patterns, table):
         built.schedule.at(step)
         _, scalars = built.step(*batch, step, 1)
     assert step == 2 and scalars
-    idle = effects.unread(opt, trained=True, evaluated=False)
+    idle = configuration.unread(opt, trained=True, evaluated=False)
     assert not {*parse(file).given} & idle.keys()
     moved = [not one.equal(other) for one, other in zip(before, trained, strict=True)]
     frozen = sum(not parameter.requires_grad for parameter in trained)

@@ -17,7 +17,7 @@ import Retrieve_Images
 from architectures import embedding_layer, pooling
 from datasets import splits
 from flags import command_line, help_texts
-from utilities import errors, files
+from utilities import errors
 from utilities.errors import UserError
 
 # Name, type and default as users of the public code of Roth et al. know them.
@@ -172,21 +172,16 @@ def test_choices_with_meanings_are_those_of_the_program():
 @pytest.mark.parametrize('command, sentence', [
     ('--los margin', r'--los: unknown flag; did you mean loss\?'),                       # no abbreviations
     ('--bs 0', '--bs: expected a whole number of at least 1, not 0'),
-    ('--bs 1.5', '--bs: expected a whole number of at least 1, not 1.5'),
     ('--lr nan', '--lr: expected a number of at least 0, not nan'),
-    ('--loss_margin_beta inf', '--loss_margin_beta: expected a number, not inf'),
     ('--tv_split_perc 1.2', 'expected a number above 0 and at most 1, not 1.2'),
-    ('--clip_grad 0', '--clip_grad: expected a number above 0, not 0'),
     ('--color_jitter 0.4 0.4 0.4 0.6', '--color_jitter 0.4 0.4 0.4 0.6: the last number, of the hue, must not exceed'),
     ('--randaugment 2 31', '--randaugment 2 31: the second number, the magnitude, must not exceed 30'),
-    ('--random_erasing 1.5', '--random_erasing: expected a number of at least 0 and at most 1, not 1.5'),
     ('--amp half', "--amp: invalid choice: 'half'"),
     ('--optim lion', '--optim: lion is unknown; choose from adadelta, '),
     ('--loss_optim LBFGS', '--loss_optim: LBFGS of torch.optim does not work here: it computes the loss several times'),
     ('--embed_optim sparseadam', '--embed_optim: sparseadam of torch.optim does not work here: it takes sparse'),
     ("--optim sgd --optim_args '{nestrov: true}'", "argument 'nestrov'.*; the .* of torch.optim.SGD"),
     ("--optim sgd --optim_args '{momentum: 0.5}'", '--optim_args .*: --lr, --decay, --momentum .* eps$'),
-    ("--embed_optim sgd --embed_optim_args '{lr: 0.5}'", '--embed_optim_args .*: --lr, --decay, '),
     ("--optim nadam --optim_args '{momentum_decay: a}'", "--optim_args {'momentum_decay': 'a'}: '<=' not supported"),
     ("--loss_optim_args '{a: 1}' '{b: 2}'", '--loss_optim_args: expected one mapping, not 2'),
     ('--use_tv_split maybe', "--use_tv_split: expected true or false, not 'maybe'"),
@@ -197,7 +192,6 @@ def test_choices_with_meanings_are_those_of_the_program():
     ('--csv x.csv', '--csv goes with --dataset folder, not with cub200'),
     ('--splits_to_eval train --no_train_metrics', 'exclude each other'),
     ('--fold 1', '--fold 1 goes with --split_scheme class_folds, mlrc, closed_set'),
-    ('--storage_metrics recall@1', '--storage_metrics recall@1: not among .*; did you mean e_recall@1[?]'),
     ('--split_scheme half --test_size 1', 'leaves nothing to train on'),
     ('--split_scheme mlrc --fold 4', '--fold 4: with --n_folds 4, folds are numbered from 0 to 3'),
     ('--split_scheme mlrc --fold 2 --n_training_folds 2', '--fold 2: with --n_training_folds 2, folds are .* 0 to 1'),
@@ -213,7 +207,6 @@ def test_choices_with_meanings_are_those_of_the_program():
     ("--source_path 'a\0b'", 'a flag cannot contain a NUL byte'),
     (f'--seed {"1" * 400}', r'--seed: .* of at most 19 digits, not 1{57}\.\.\.$'),
     (f'--embed_dim {"1" * 5000}', r'--embed_dim: expected a whole number of at least 1, not 1{57}\.\.\.$'),
-    ("--loss_pml_args '{a: !!int abc}'", "--loss_pml_args: expected a YAML mapping, .* not '{a: !!int abc}'"),
     ('--resume a --evaluate b', 'give one of them'),
     ('--evaluation_metrics e_recall@1 rho_spectrum@0 c_rho_spectrum@0',
      '--evaluation_metrics rho_spectrum@0 c_rho_spectrum@0: spectrum.csv holds one spectrum of each split'),
@@ -246,13 +239,8 @@ def test_config_files_merge_left_to_right_and_the_command_line_wins(tmp_path):
     ('a: [', 'c.yaml: not a YAML file'),
     ('a: !!python/object/apply:os.getcwd []', 'c.yaml: not a YAML file'),
     ('1: 2', 'c.yaml: 1: unknown flag'),
-    ('bs: 2024-13-45', 'c.yaml: --bs: expected a whole number of at least 1, not 2024-13-45'),
-    ('bs: !!int abc', 'c.yaml: not a YAML file of flags: invalid literal'),
-    ('bs: !!timestamp abc', 'c.yaml: not a YAML file of flags: could not determine a constructor'),
     (f'seed: {"1" * 5000}', 'c.yaml: not a YAML file of flags: .*5000 digits'),
-    (f'group: {"[" * 5000}', 'c.yaml: not a YAML file of flags: while parsing'),
     ('group: "a\\0b"', 'c.yaml: .*a flag cannot contain a NUL byte'),
-    ('group: a\0b', 'c.yaml: not a YAML file of flags'),
     ('evaluation_metrics: [--n_epochs, "3"]', r'--evaluation_metrics  --n_epochs: unknown'),
 ])
 def test_a_bad_config_file_is_named_with_the_key_and_the_nearest_flag(content, sentence, tmp_path):
@@ -269,15 +257,6 @@ def test_settings_survive_the_way_through_a_file(tmp_path):
     again = configuration.recorded_settings(parse(f'--config {tmp_path / "c.yaml"}'))
     assert settings == again and 'wandb_key' not in settings and 'resume' not in settings
     assert again['daml_layers'] == configuration.parse([], settings).daml_layers == [] != parse('').daml_layers
-
-
-def test_a_yaml_text_may_have_many_values_and_aliases_but_not_any_length(monkeypatch):
-    assert len(files.read_yaml('many: [' + 20_000 * '1, ' + ']')['many']) == 20_000
-    assert files.read_yaml('a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}\n') == {
-        'a': [1, 2], 'b': [1, 2], 'c': {'d': [1, 2]}}
-    monkeypatch.setattr(files, 'LONGEST', 3)
-    with pytest.raises(ValueError, match='longer than 3 characters'):
-        files.read_yaml('a: 1')
 
 
 def test_what_yaml_makes_of_values_that_are_texts_or_begin_with_a_dash(tmp_path):

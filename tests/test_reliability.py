@@ -30,6 +30,7 @@ from tests.conftest import quick_flags
 from tests.helpers import (
     ROOT,
     assert_same_end,
+    content_of,
     executed,
     executing,
     folder_of,
@@ -97,10 +98,6 @@ def test_every_checkpoint_is_read_without_unpickling_objects(trained):
     assert len(found) == 2
     for file in found:
         assert {'model', 'criterion', 'epoch', 'settings'} <= torch.load(file, weights_only=True).keys()
-
-
-def content_of(folder):
-    return {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
 def test_a_flipped_bit_of_the_checkpoint_is_refused_or_does_not_matter(trained, half, resume):
@@ -288,72 +285,17 @@ def test_what_killed_processes_left_is_cleaned_up(quick, run, tmp_path, half, re
 
 # Signals
 
-@pytest.fixture(scope='module')
-def seconds(patterns, tmp_path_factory):
-    """The time of a run with two data workers that is started anew."""
-    place, began = tmp_path_factory.mktemp('timed'), time.monotonic()
-    assert started(place / 'log', MAIN, *quick_flags(patterns, place), *FEW, '--kernels', '2').wait(120) == 0
-    return time.monotonic() - began
-
-
-def start(folder, arguments):
-    """Resumes the run in this folder, or starts it if there is none yet; its output is in log.txt of the place."""
-    log = folder.parents[2] / 'log.txt'
-    return started(log, MAIN, *(['--resume', folder] if folder.exists() else arguments))
-
-
-def assert_goes_on(folder, arguments, whole):
-    """The run ends like the undisturbed one."""
-    assert start(folder, arguments).wait(120) == 0
-    assert_same_end(whole, folder)
-    assert 'Traceback' not in (folder.parents[2] / 'log.txt').read_text()
-    assert not list(folder.rglob('.*'))
-
-
-def test_killed_at_random_moments_a_run_ends_as_undisturbed(quick, trained, seconds, tmp_path):
-    """The main process, but no data worker, is killed; the run is resumed at once."""
-    generator, folder, arguments = random.Random(0), folder_of(tmp_path), [*quick, *FEW, '--kernels', '2']
-    for attempt in (1, 2, 3):
-        process = start(folder, arguments)
-        time.sleep(generator.uniform(0, attempt / 3 * seconds))
-        process.kill()
-        process.wait(60)
-    assert_goes_on(folder, arguments, trained['whole'])
-
-
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_at_a_random_moment_stops_a_run_which_then_ends_as_undisturbed(
-        number, quick, trained, tmp_path):
-    folder, arguments = folder_of(tmp_path), [*quick, *FEW, '--kernels', '2']
-    process = start(folder, arguments)
+def test_a_signal_stops_a_run_with_data_workers_which_then_ends_as_undisturbed(quick, trained, tmp_path):
+    folder, log = folder_of(tmp_path), tmp_path / 'log.txt'
+    process = started(log, MAIN, *quick, *FEW, '--kernels', '2')
     wait_for(folder.exists)                                         # main.py has begun to listen
-    time.sleep(random.Random(int(number)).uniform(0, .3))
+    time.sleep(random.uniform(0, .3))
     if process.poll() is None:
-        os.kill(process.pid, number)
+        os.kill(process.pid, signal.SIGTERM)
     assert process.wait(60) in (130, 0)
-    assert_goes_on(folder, arguments, trained['whole'])
-
-
-def test_two_processes_do_not_disturb_one_another(quick, trained, half, tmp_path):
-    """They resume one run; they start runs of one name; with --auto_resume, one of them trains."""
-    def both(name, *arguments):
-        logs = [tmp_path / f'{name}_{number}.txt' for number in range(2)]
-        codes = sorted(process.wait(120) for process in [started(log, MAIN, *arguments) for log in logs])
-        printed = [log.read_text() for log in logs]
-        assert not any('Traceback' in text for text in printed), printed
-        return codes, printed
-
-    codes, _ = both('resume', '--resume', half, '--n_epochs', '2')
-    assert codes in ([0, 0], [0, 2])
-    assert_same_end(trained['whole'], half)
-    codes, _ = both('start', *quick, *FEW)
-    assert codes == [0, 0]
-    for name in ('quick_s1', 'quick_s1_1'):
-        assert_same_end(trained['whole'], folder_of(tmp_path, name))
-    codes, printed = both('auto', *quick, *FEW, '--group', 'auto', '--auto_resume')
-    assert codes in ([0, 0], [0, 2]) and sum('epoch   1  loss' in text for text in printed) == 1
-    assert not folder_of(tmp_path, 'auto_s1_1').exists()
-    assert_same_end(trained['whole'], folder_of(tmp_path, 'auto_s1'))
+    assert started(log, MAIN, '--resume', folder).wait(120) == 0
+    assert_same_end(trained['whole'], folder)
+    assert 'Traceback' not in log.read_text() and not list(folder.rglob('.*'))
 
 
 def test_a_second_ctrl_c_ends_at_once_and_data_workers_ignore_the_first():

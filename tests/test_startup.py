@@ -1,6 +1,6 @@
 """What the command lines import: the packages that take seconds only where they are used."""
-import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -9,88 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from records import run_folder
-
 ROOT = Path(__file__).parents[1]
 SLOW = {'torchvision', 'sklearn', 'faiss', 'wandb', 'pandas', 'matplotlib', 'scipy', 'timm', 'optuna', 'tensorboard',
-        'torch._dynamo'}
-# Runs scripts to their ends, each in a fork of this process, and prints what each has imported. argv: JSON lists of the
-# arguments of scripts that need no torch, and of others; the latter run in forks that have imported it, where it counts
-# if it is imported again.
-SCRIPT = '''
-import builtins, contextlib, io, json, os, runpy, sys
-without_torch, with_torch = map(json.loads, sys.argv[1:])
-sys.path.insert(0, '.')
-plain, named = builtins.__import__, set()
-
-def noting(name, *others, **more):
-    named.add(name)
-    return plain(name, *others, **more)
-
-def forked(arguments):
-    if not os.fork():
-        sys.argv, builtins.__import__, code = arguments, noting, None
-        with contextlib.redirect_stdout(io.StringIO()):
-            try:
-                runpy.run_path(sys.argv[0], run_name='__main__')
-            except SystemExit as end:
-                code = end.code
-        print(json.dumps([arguments, code, sorted({*sys.modules} - {'torch'} | named & {'torch'})]), flush=True)
-        os._exit(0)
-    assert os.wait()[1] == 0, arguments
-
-for arguments in without_torch:
-    forked(arguments)
-import torch
-for arguments in with_torch:
-    forked(arguments)
-'''
-CASES = [
-    (['main.py', '--help'], {'torch'}),
-    (['Launch_Runs.py', '--help'], set()),
-    (['Launch_Runs.py', 'run_scripts/Omniglot_Runs.sh', '--status'], {'torch'}),
-    (['Hyperparameter_Search.py', '--help'], set()),
-    (['Result_Evaluations.py', '--help'], set()),
-    (['Result_Evaluations.py', '--runs', '{runs}'], {'torch', 'pandas'}),
-    (['Evaluate_Ensemble.py', '--help'], set()),
-    (['Retrieve_Images.py', 'query', '--help'], set()),
-]
+        'torch', 'torch._dynamo'}
 
 
-@pytest.fixture(scope='module')
-def imports(tmp_path_factory):
-    """imports(arguments): the exit code of a script with these arguments, and what it has imported."""
-    folder = tmp_path_factory.mktemp('runs')
-    write_run(folder / 'cub200' / 'A_s0')
-
-    def filled(arguments):
-        return [argument.replace('{runs}', str(folder)) for argument in arguments]
-
-    lists = [[filled(arguments) for arguments, needed in CASES if ('torch' in needed) == of_torch]
-             for of_torch in (False, True)]
-    done = subprocess.run([sys.executable, '-c', SCRIPT, *map(json.dumps, lists)], cwd=ROOT, capture_output=True,
-                          text=True)
-    assert done.returncode == 0, done.stderr
-    found = {tuple(arguments): result for arguments, *result in map(json.loads, done.stdout.splitlines())}
-    return lambda arguments: found[tuple(filled(arguments))]
-
-
-def write_run(folder):
-    """The records of a finished run."""
-    folder.mkdir(parents=True)
-    flags = {'dataset': 'cub200', 'group': 'A', 'seed': 0, 'n_epochs': 0}
-    run_folder.write_yaml(folder / 'config.yaml', {'flags': flags, 'split_hash': 'x', 'run_id': 'x', 'resumed': []})
-    (folder / 'splits.yaml').write_text('hash: x\n')
-    (folder / 'log.csv').write_text('epoch,test_e_recall@1,test_nmi\n0,0.5,0.5\n')
-    last = {'epoch': 0, 'test_e_recall@1': 0.5, 'test_nmi': 0.5}
-    (folder / 'summary.json').write_text(json.dumps({'finished': True, 'last_epoch': last}))
-
-
-@pytest.mark.parametrize('arguments, needed', CASES,
-                         ids=lambda value: ' '.join(value) if isinstance(value, list) else '')
-def test_only_what_is_needed_is_imported(arguments, needed, imports):
-    code, imported = imports(arguments)
-    assert not code and (SLOW | {'torch'}) & set(imported) == needed
+@pytest.mark.parametrize('script, needed', [
+    ('main.py', {'torch'}), ('Launch_Runs.py', set()), ('Hyperparameter_Search.py', set()),
+    ('Result_Evaluations.py', set()), ('Evaluate_Ensemble.py', set()), ('Retrieve_Images.py query', set())])
+def test_the_help_imports_only_what_it_needs(script, needed):
+    done = subprocess.run([sys.executable, '-X', 'importtime', *script.split(), '--help'], cwd=ROOT,
+                          capture_output=True, text=True, check=True)
+    imported = re.findall(r'^import time:.*\| +([\w.]+)$', done.stderr, re.MULTILINE)
+    assert SLOW & {*imported} == needed
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])

@@ -4,8 +4,6 @@ import functools
 import graphlib
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from datasets import glyphs
-from tests.helpers import FROM_COPY, executed, folder_of, rows_of
-from tests.test_parity import NETWORK, RETURNED, SAMPLER
-from tests.test_public_parts import MINER, TRIPLES
+from tests.helpers import FROM_COPY, executed, folder_of
 from utilities import plotting
 from utilities.errors import UserError
 
@@ -144,18 +140,6 @@ def test_links_between_pages_lead_somewhere(page):
         assert target.startswith('http') or inside, f'{target} is not a page of the site'
 
 
-def test_addresses_of_other_sites_are_well_formed_and_a_paper_has_one_at_each_conference():
-    papers = {}
-    for page in PAGES:
-        for address in re.findall(r'\]\((http[^)]*)\)', page.read_text()):
-            assert re.fullmatch(r'https?://[\w.-]+(:\d+)?(/[\w./-]*)?', address), f'{page.name}: {address}'
-            if 'arxiv.org' in address:
-                assert re.fullmatch(r'https://arxiv\.org/abs/\d{4}\.\d{5}', address), f'{page.name}: {address}'
-            elif 'openaccess' in address and 'paper' in address:
-                author, conference = re.search(r'/html/([A-Za-z-]+)_.*_(\w+_\d{4})_paper\.html$', address).groups()
-                assert papers.setdefault((author, conference), address) == address, f'{page.name}: {address}'
-
-
 @pytest.mark.parametrize('page', PAGES[1:], ids=lambda page: page.name)
 def test_pages_are_short(page):
     text = re.sub('<!-- table .*?<!-- end -->', '', page.read_text(), flags=re.DOTALL)          # written by programs
@@ -176,106 +160,5 @@ def test_the_map_in_the_readme_names_every_file_and_folder():
     assert not [name for name in top if name not in text]
 
 
-def copied(folder):
-    """A copy of the files of the checkout and its folders of code and pages, compiled too: files may be added."""
-    folder.mkdir(parents=True)
-    for path in ROOT.iterdir():
-        if path.is_file() and path.suffix:                        # not .git of a worktree
-            shutil.copy2(path, folder)
-        elif any(path.glob('*.py')) or any(path.glob('*.sh')) or any(path.glob('*.md')):
-            shutil.copytree(path, folder / path.name)
-    return folder
-
-
-def register(folder, package, registry, name):
-    """Adds the import and the line of the dict, as the docs say."""
-    file = folder / package / '__init__.py'
-    text = file.read_text()
-    assert text.count(f'from {package} import (\n') == text.count(f'{registry} = {{\n') == 1
-    before, start, rest = text.partition(f'from {package} import (\n')
-    names, end, rest = rest.partition(')\n')
-    names = sorted([*names.splitlines(keepends=True), f'    {name},\n'])
-    text = before + start + ''.join(names) + end + rest
-    file.write_text(text.replace(f'{registry} = {{\n', f"{registry} = {{\n    '{name}': {name},\n"))
-
-
-def with_the_parts_of_the_page(folder):
-    """Puts the files that docs/extending.md prints into the copy `folder`, and registers them; returns their paths."""
-    page = (ROOT / 'docs' / 'extending.md').read_text()
-    parts = re.findall(r'\n`(\w+/\w+\.py)`[:;].*?```python\n(.*?)```\n\n```diff\n(.*?)```', page, re.DOTALL)
-    for path, code, diff in parts:
-        (folder / path).write_text(code)
-        subprocess.run(['git', 'apply', '-'], input=diff, text=True, cwd=folder, check=True)
-    return [path for path, *_ in parts]
-
-
-def run_in(folder, *arguments, then=''):
-    """Runs main.py of the copy `folder`, and then code in the same process."""
-    code = FROM_COPY + "code = main.main(sys.argv[2:])\n" + then + '\nsys.exit(code)'
-    code, out, errors = executed(folder.parent, code, folder, *arguments)
-    assert code == 0, out + errors
-    return out
-
-
-def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
-    """In a copy of the code, which trains with it, and whose tests still pass."""
-    if (ROOT / 'criteria' / 'softmargin.py').exists():
-        pytest.skip('this checkout has the custom loss already')
-    folder = copied(tmp_path / 'code')
-    section = (ROOT / 'README.md').read_text().partition('## A custom loss\n')[2].partition('\n## ')[0]
-    name, = re.findall(r'Write `criteria/(\w+)\.py`', section)
-    code, = re.findall(r'```python\n(.*?)```', section, re.DOTALL)
-    (folder / 'criteria' / f'{name}.py').write_text(code)
-    diff, = re.findall(r'```diff\n(.*?)```', section, re.DOTALL)
-    subprocess.run(['git', 'apply', '-'], input=diff, text=True, cwd=folder, check=True)
-    command, = re.findall(r'```bash\npython main.py (.*?)```', section, re.DOTALL)
-    own = shlex.split(command.replace('\\\n', ' '))
-    tests = ['tests/test_structure.py', 'tests/criteria/test_docs.py', 'tests/criteria/test_known_numbers.py',
-             'tests/criteria/test_select.py', '-k', 'docs.py or floors and criteria or one_for_every or softmargin',
-             '-q', '-p', 'no:xdist', '-p', 'no:cacheprovider']
-    out = run_in(folder, *own, *quick, '--n_epochs', '1', '--group', 'softmargin',        # a small data set and network
-                 then=f'main.configuration.parse({own})\nimport pytest\ncode = code or pytest.main({tests})')
-    assert (folder_of(tmp_path, 'softmargin_s1') / 'summary.json').exists()
-    assert re.search(r'\d passed', out) and 'failed' not in out
-
-
-def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry(quick, tmp_path):
-    """They import `batchminer`, which imports the miners, while criteria/ itself is being imported."""
-    folder = copied(tmp_path / 'code')
-    network = NETWORK.replace('{returned}', RETURNED['tuple'])
-    parts = {('criteria', 'CRITERIA'): TRIPLES.replace('{convert}', 'labels.cpu().numpy()'),
-             ('batch_mining', 'BATCHMINERS'): MINER, ('datasampler', 'SAMPLERS'): SAMPLER,
-             ('architectures', 'ARCHITECTURES'): network}
-    for (package, registry), text in parts.items():
-        (folder / package / 'own_part.py').write_text(text)
-        register(folder, package, registry, 'own_part')
-    flags = [word for flag in ('loss', 'batch_mining', 'data_sampler', 'arch') for word in (f'--{flag}', 'own_part')]
-    run_in(folder, *quick, '--n_epochs', '1', *flags)
-    assert rows_of(folder_of(tmp_path))[-1]['epoch'] == '1'
-
-
 def test_every_picture_of_the_pages_has_a_text_for_those_who_do_not_see_it():
     assert not [page.name for page in PAGES if re.search(r'!\[\s*\]\(', page.read_text())]
-
-
-def test_git_ignores_what_the_commands_of_the_pages_write():
-    """And no file of the project, also where upper and lower case are the same."""
-    written = {'suspects.png', 'Ensembles/x', 'Training_Results/x', 'diagonal_lines.svg'}
-    for page in PAGES:
-        for block in re.findall(r'```bash\n(.*?)```', page.read_text(), re.DOTALL):
-            written.update(re.findall(r'(?:--(?:out|picture|save_path|figures?|latex|csv|rows|source_path)| export|'
-                                      r' pictures|>) +(?!DATA|studies/)(\w[\w./-]*)', block))
-    assert {'photos', 'my_index', 'network.onnx', 'my_runs.sh', 'Datasets', 'roth.tex', 'diagonal_lines.png'} <= written
-    paths = [name if '.' in name else f'{name}/x' for name in sorted(written)]
-    ignored = git('check-ignore', '--no-index', *paths)
-    assert not {*paths} - {*ignored}
-    assert not git('ls-files', '-i', '-c', '--exclude-standard')
-    assert not git('-c', 'core.ignorecase=true', 'ls-files', '-i', '-c', '--exclude-standard')
-
-
-def git(*arguments):
-    """The lines that git prints in the checkout."""
-    done = subprocess.run(['git', *arguments], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode == 128:
-        pytest.skip(f'git is not here, or this is not a checkout: {done.stderr}')
-    return done.stdout.splitlines()

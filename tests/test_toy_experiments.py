@@ -32,5 +32,3 @@ def test_the_command(tmp_path, capsys):
     diagonal_lines.main(arguments)
     out = capsys.readouterr().out
     assert 'The switch ' in out and '2 seeds; mean' in out and (tmp_path / 'toy.png').stat().st_size > 10_000
-    diagonal_lines.main(arguments[:4])
-    assert capsys.readouterr().out.splitlines()[:7] == out.splitlines()[:7]      # a seed gives the same numbers

@@ -11,11 +11,9 @@ import traceback
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 from torch._inductor import cpu_vec_isa
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import architectures
 import configuration
@@ -30,7 +28,6 @@ from records import checkpoint
 from records.trace import Trace
 from tests.helpers import GPU, assert_resumes_exactly, executing, folder_of, wait_for, with_blocks
 from tests.shared_batches import (
-    IN_FLOAT32,
     LOSSES,
     TRAINED,
     AsksForAll,
@@ -42,7 +39,7 @@ from tests.shared_batches import (
     train_on_gpus,
 )
 from training_step import TrainingStep
-from utilities import device, exchange, stopping
+from utilities import device, stopping
 from utilities.errors import RunFailed, UserError
 from utilities.randomness import derive, seed_everything, seeded
 
@@ -97,14 +94,6 @@ def test_after_eight_steps_in_float64_all_is_equal(way, trained):
             assert_near(plain[part], shared[part], 1e-6, case)
         for log, other in zip(plain['logs'], shared['logs'], strict=True):
             assert log == pytest.approx(other, rel=1e-6), case
-
-
-@pytest.mark.parametrize('way', WAYS)
-def test_the_gradients_of_one_step_in_float32(way, trained):
-    for loss in IN_FLOAT32:
-        plain, shared = (trained(name)[0][f'{loss} in float32'] for name in ('alone', way))
-        assert_near(plain['gradients'], shared['gradients'], 1e-4, loss)
-        assert plain['logs'][0]['train_grad_norm'] == pytest.approx(shared['logs'][0]['train_grad_norm'], rel=1e-4)
 
 
 @pytest.mark.parametrize('way', WAYS[1:])
@@ -375,7 +364,7 @@ def one_block(opt):
 
 
 @pytest.mark.parametrize('flags', [
-    '--micro_bs 5 --amp bfloat16', '--compile --micro_bs 3 --bs 10',
+    '--compile --micro_bs 3 --bs 10',
     '--micro_bs 2 --amp float16 --bs 4 --iterations_per_epoch 1 --loss margin+softmax --batch_mining distance+none',
 ])
 def test_resumed_runs_end_with_the_same_bits(flags, quick, run, tmp_path, monkeypatch, request):
@@ -468,7 +457,8 @@ def test_a_signal_ends_a_process_whose_main_thread_waits_for_others(tmp_path):
 def test_the_two_passes_of_a_compiled_network_have_the_same_random_numbers(compiler):
     opt, built, _ = build('--compile --micro_bs 5', torch.float32, dropout=0.5)
     step = built.step
-    built.model.backbone.append(torch.nn.Dropout(0.3))
+    built.model.backbone = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(48, 24),
+                                               torch.nn.Dropout(0.3))
     built.model.start_epoch(1)
     images = torch.rand(3, 3, 4, 4)
     with torch.no_grad():
@@ -523,38 +513,6 @@ def test_a_layer_that_waits_for_other_processes_is_refused_inside_a_criterion(mo
         built.step.loss(outputs, labels=batch[1], indices=batch[2], step=3, epoch=1)
 
 
-@pytest.fixture
-def in_process(request):
-    """in_process(rank, n): this process is one of n of torch's fake process group, whose communication does nothing."""
-    def begin(rank, n):
-        dist.init_process_group('fake', store=FakeStore(), rank=rank, world_size=n)
-        request.addfinalizer(dist.destroy_process_group)
-    return begin
-
-
-@pytest.mark.parametrize('flags', ['', '--micro_bs 2', '--bs 6', '--ema 0.9 --distill ema',
-                                   '--loss margin --batch_mining distance --clip_grad 1 --loss_optim sgd'])
-@pytest.mark.parametrize('rank', [0, 5, 7])
-def test_the_shapes_of_a_step_in_each_of_eight_processes(rank, flags, in_process):
-    """With 6 images, the last two processes have none but a dummy."""
-    in_process(rank, 8)
-    opt, built, _ = build(f'--samples_per_class 3 --bs 18 {flags}')
-    part, labels = exchange.part(opt.bs), torch.arange(opt.bs) // 2 % 6
-    assert part.stop - part.start == opt.bs // 8 + (rank < opt.bs % 8)
-    images = torch.rand(max(1, part.stop - part.start), 3, 4, 4, dtype=torch.float64)
-    built.model.start_epoch(1)
-    for step in (1, 2):
-        embeddings, scalars = built.step(images, labels, labels, step, 1)
-    assert embeddings.shape == (opt.bs, 5) and embeddings[part].any() == (rank == 0)
-    assert not embeddings[exchange.bounds(opt.bs)[1]:].any()
-    assert all(value.shape == () for value in map(torch.as_tensor, scalars.values()))
-    if rank == 0:                       # the values that other processes get from it are not defined in this group
-        assert all(parameter.isfinite().all() for parameter in built.model.parameters())
-    trained = [parameter for parameter in built.model.parameters() if parameter.requires_grad]
-    assert all(built.optimizer.state[parameter]['exp_avg'].shape == parameter.shape for parameter in trained)
-    assert all(parameter.grad is None for parameter in trained)
-
-
 def test_the_optimizer_of_a_checkpoint_has_the_layouts_of_the_runs_parameters():
     """Convolutions are channels last on the CPU and not on a GPU, and fused optimizers walk through both alike."""
     opt, convolution, optimizers = build('')[0], torch.nn.Conv2d(3, 4, 3), []
@@ -593,8 +551,7 @@ def test_at_most_eight_frames_lie_between_main_and_a_formula(quick, run, monkeyp
         return function(*arguments, **named)
     monkeypatch.setattr(module, 'triplet_loss', recorded)
     assert run(*quick, '--n_epochs', '1', '--loss', 'triplet') == 0
-    assert len(seen) == 3 and seen[0][:3] == ['carry_out', 'run', 'train_epoch'] and seen[0][-1] == 'forward'
-    assert len(seen[0]) <= 8, seen[0]
+    assert len(seen) == 3 and len(seen[0]) <= 8, seen[0]
 
 
 @pytest.fixture
@@ -602,21 +559,21 @@ def asks_for_all(monkeypatch):
     monkeypatch.setitem(criteria.CRITERIA, 'asks_for_all', module_of(AsksForAll))
 
 
-def test_a_criterion_gets_the_images_as_the_backbone_does(asks_for_all, monkeypatch):
-    given, taken = [], []
-    forward = AsksForAll.forward
-    monkeypatch.setattr(AsksForAll, 'forward', lambda self, batch, images, indices, step, epoch, batch_features: (
-        given.append((images, indices)), forward(self, batch, images, indices, step, epoch, batch_features))[1])
+def test_a_criterion_gets_the_images_as_the_backbone_does(monkeypatch):
+    class Noting(AsksForAll):
+        def forward(self, batch, images, indices, step, epoch, batch_features):
+            self.given = images, indices
+            return super().forward(batch, images, indices, step, epoch, batch_features)
+
+    monkeypatch.setitem(criteria.CRITERIA, 'noting', module_of(Noting))
     for more in ('', ' --micro_bs 3'):
-        opt, built, loader = build('--loss asks_for_all --batch_mining none' + more)
+        _, built, loader = build('--loss noting --batch_mining none' + more)
         built.model.bgr = True
-        built.model.backbone.register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0]))
         images, labels, indices = next(iter(loader.epoch(1)))
         built.step(images, labels, indices, 1, 1)
-        assert torch.equal(given[-1][1], indices)
-        assert torch.equal(given[-1][0], torch.cat(taken[:4] if more else taken)) and not given[-1][0].requires_grad
-        assert torch.equal(given[-1][0], (images.flip(1) - built.model.mean) / built.model.std)
-        taken.clear()
+        given, positions = built.criterion.given
+        assert torch.equal(positions, indices) and not given.requires_grad
+        assert torch.equal(given, (images.flip(1) - built.model.mean) / built.model.std)
 
 
 def test_the_schedule_leaves_an_optimizer_of_the_criterions_own_alone(asks_for_all):

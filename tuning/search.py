@@ -15,6 +15,7 @@ import datasampler
 import datasets
 import parameters
 from flags import command_line
+from flags.namespace import changed
 from launching import local, plan, script, slots
 from records import lock
 from tuning import ranges, report, trials
@@ -22,7 +23,6 @@ from tuning.optimize import optimize
 from tuning.study import open_study
 from utilities import stopping
 from utilities.errors import UserError, choose
-from utilities.namespace import changed
 
 # the defaults of a search, where they differ from main.py's
 DEFAULTS = {'split_scheme': 'class_folds', 'splits_to_eval': ['val'], 'storage_metrics': ['map_at_r'],

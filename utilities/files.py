@@ -4,14 +4,12 @@ and YAML texts of plain values.
 """
 import contextlib
 import csv
-import glob
 import hashlib
 import os
 import re
 import shutil
 import stat
 import tempfile
-import time
 import zipfile
 from pathlib import Path
 
@@ -20,8 +18,6 @@ import yaml
 from utilities.errors import Unwritable, UserError, causes, is_disk_error
 
 OTHER_OBJECTS = 'a pickle of objects other than tensors'        # how describe_kind() begins for such a file
-STALE = 600                                                  # seconds without a change; older folders are removed
-LONGEST = 50_000_000                                         # characters of a YAML text
 PLAIN_TAGS = {f'tag:yaml.org,2002:{name}' for name in ('str', 'int', 'float', 'bool', 'null', 'seq', 'map')}
 BLOCK = 4096                                                 # bytes that are written to see whether there is room
 
@@ -89,16 +85,6 @@ def remove_temporary(folder):
     for pattern in ('.*.tmp*', 'plots/.*.tmp*'):
         for file in Path(folder).glob(pattern):
             file.unlink(missing_ok=True)
-
-
-def remove_stale(folder):
-    """
-    Removes the unfinished folders .<name>.<anything> beside `folder`, left by processes that were killed while they
-    created it. Recent ones are kept: their processes may still be running, here or on another machine.
-    """
-    for old in folder.parent.glob(f'.{glob.escape(folder.name)}.*'):
-        if old.is_dir() and old.stat().st_mtime < time.time() - STALE:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def cache_folder():
@@ -233,8 +219,6 @@ class UniqueKeys(YamlLoader):
 
 def read_yaml(text, loader=YamlLoader):
     """A YAML text of plain values -> its content. Raises ValueError, in one line, for other texts."""
-    if len(text) > LONGEST:
-        raise ValueError(f'longer than {LONGEST:,} characters')
     try:
         return yaml.load(text, loader)
     except (yaml.YAMLError, ValueError, KeyError, IndexError) as error:      # the last three for `!!int abc` and such

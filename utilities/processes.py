@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from utilities import stopping
 from utilities.errors import Ended, RunFailed, UserError, explained
-from utilities.machine import accelerator, n_cores
 
 TIMEOUT = timedelta(minutes=30)          # limit of a collective operation in a step
 CONNECTING = timedelta(minutes=10)       # limit from the first process that connects to the last one
@@ -159,6 +158,20 @@ def connect():
     except (RuntimeError, OSError) as error:
         raise RunFailed(f'The processes of the run cannot be connected: {str(error).splitlines()[0]}') from None
     stopping.install()
+
+
+def n_cores():
+    """The number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+def accelerator():
+    """
+    The type of the GPUs that --device cuda means: 'cuda', or the type of the accelerator for which this torch was built
+    or extended. None if there is no such GPU; an Apple GPU, which --device mps means, does not count.
+    """
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return None if found is None or found.type == 'mps' else found.type
 
 
 def backends():

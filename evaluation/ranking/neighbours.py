@@ -62,6 +62,7 @@ class Search:
         self.euclidean = ranking is None
         as_query, as_gallery = map(precision.wide, ranking) if ranking else (embeddings, embeddings)
         self.queries, self.gallery = take_rows(as_query, self.query_index), take_rows(as_gallery, self.gallery_index)
+        self.tolerance = min(TOLERANCE, PER_IMAGE * len(self.gallery))
 
     @functools.cached_property
     def move(self):
@@ -70,23 +71,17 @@ class Search:
             return lambda points: points
         return precision.around_their_mean(*(self.gallery, self.queries)[:1 if self.symmetric else 2])
 
-    @property
-    def tolerance(self):
-        return min(TOLERANCE, PER_IMAGE * len(self.gallery))
-
     @functools.cached_property
     def moved_gallery(self):
-        return self.move(self.gallery)
+        """The points [G, D] of the gallery whose scores are computed, and their half norms [G]."""
+        points = self.move(self.gallery)
+        return points, self.half_norms(points)
 
     def half_norms(self, moved):
         """
         [n]: ½‖x‖² of points x; 0 with a ranking. A score is the inner product of two points, minus both half norms.
         """
         return (moved * moved).sum(dim=1) / 2 if self.euclidean else moved.new_zeros(len(moved))
-
-    @functools.cached_property
-    def gallery_half_norms(self):
-        return self.half_norms(self.moved_gallery)
 
     @functools.cached_property
     def query_half_norms(self):
@@ -131,13 +126,14 @@ class Search:
 
         On the CPU numpy multiplies: its BLAS is faster there, and the same on every machine with the same wheel.
         """
-        queries, gallery = self.move(take_rows(self.queries, rows)), self.moved_gallery
+        queries = self.move(take_rows(self.queries, rows))
+        gallery, gallery_half_norms = self.moved_gallery
         if queries.device.type == 'cpu':
             scores = torch.from_numpy(product(queries.numpy(), gallery.numpy()))
         else:
             scores = queries @ gallery.T
         if self.euclidean:
-            scores.sub_(self.gallery_half_norms).sub_(self.half_norms(queries)[:, None])
+            scores.sub_(gallery_half_norms).sub_(self.half_norms(queries)[:, None])
         return self.mask_excluded(self.equal_for_copies(scores), rows)
 
     def precise_scores(self, rows):
@@ -157,15 +153,13 @@ class Search:
             scores[:, copies] = scores[:, firsts]
         return scores
 
-    def left_out(self, rows):
-        """Places in `rows` and gallery images, [n] each: the pairs that are left out of the rankings."""
+    def mask_excluded(self, scores, rows):
+        """The scores [q, G] of the queries `rows`, with −inf for the images that are left out of their rankings."""
         (order, first), counts = self.by_class, self.n_left_out[rows]
         ends = counts.cumsum()
-        place = np.repeat(np.arange(len(rows)), counts)
-        return place, order[np.arange(len(place)) + (first[rows] - ends + counts)[place]]
-
-    def mask_excluded(self, scores, rows):
-        scores[tuple(torch.as_tensor(index, device=scores.device) for index in self.left_out(rows))] = -torch.inf
+        places = np.repeat(np.arange(len(rows)), counts)
+        images = order[np.arange(len(places)) + (first[rows] - ends + counts)[places]]
+        scores[tuple(torch.as_tensor(index, device=scores.device) for index in (places, images))] = -torch.inf
         return scores
 
     @functools.cached_property

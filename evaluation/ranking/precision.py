@@ -37,7 +37,7 @@ def around_their_mean(*sets):
             squares = squares + part.square_().sum(dim=0)
     mean = first + total / n
     variance = (squares / n - (total / n).square()).clamp_(min=0)
-    grid = next_power_of_two(variance.sqrt())
+    grid = variance.sqrt().log2().floor().add_(1).exp2()           # the next power of 2; 0 stays 0
     origin = torch.where(grid > 0, (mean / grid).round() * grid, mean)
     spread = float((variance + (mean - origin).square()).sum())
     unit = 2.0 ** round(math.log2(spread) / 2) if spread else 1.0
@@ -52,11 +52,6 @@ def around_their_mean(*sets):
         return result
 
     return moved
-
-
-def next_power_of_two(values):
-    """[D] numbers of at least 0 -> the smallest powers of 2 above them; 0 -> 0."""
-    return values.log2().floor().add_(1).exp2()
 
 
 def on_the_sphere(points):

@@ -25,8 +25,10 @@ def sorted_ranks(search, part, depth):
     margins = search.margins(part, scores.gather(1, torch.from_numpy(places))).numpy()
     scores = scores.numpy()
     mine = np.take_along_axis(scores, places, axis=1)
-    ascending = highest(scores, depth + 1)
-    complete = ascending.shape == scores.shape
+    n = scores.shape[1]
+    complete = depth + 1 >= n / 4                          # then it is faster to sort them all
+    kept = scores if complete else np.partition(scores, n - int(depth + 1), axis=1)[:, n - int(depth + 1):]
+    ascending = np.sort(kept, axis=1)
     k = ascending.shape[1]
     least = np.full(len(part), -np.inf, scores.dtype) if complete else ascending[:, 0]
     row, slot = np.nonzero(exists & (mine >= least[:, None]))
@@ -45,19 +47,8 @@ def sorted_ranks(search, part, depth):
     clear &= ~cut.any(axis=1)
     for number in np.flatnonzero(close.any(axis=1) & clear):
         own, margin = mine[number, exists[number]], margins[number, exists[number]]
-        rivals = within(ascending[number], own, margin) > within(np.sort(own), own, margin)
-        clear[number] = not rivals[close[number, exists[number]]].any()
+        # how many scores are within the margin of each positive, and how many of its own class
+        near, near_own = (some.searchsorted(own + margin, 'right') - some.searchsorted(own - margin)
+                          for some in (ascending[number], np.sort(own)))
+        clear[number] = not (near > near_own)[close[number, exists[number]]].any()
     return part, np.sort(ranks, axis=1), clear
-
-
-def highest(scores, k):
-    """[q, K] the k highest scores of each row of [q, G], or all of them, ascending."""
-    n = scores.shape[1]
-    if k < n / 4:                                          # otherwise it is faster to sort them all
-        scores = np.partition(scores, n - int(k), axis=1)[:, n - int(k):]
-    return np.sort(scores, axis=1)
-
-
-def within(ascending, values, margins):
-    """How many of the `ascending` numbers are within the margin of each value."""
-    return ascending.searchsorted(values + margins, 'right') - ascending.searchsorted(values - margins)

@@ -12,9 +12,9 @@ import datasets
 import evaluation
 import parts
 from batch_mining import distance, parametric
+from flags.namespace import changed
 from tests.helpers import assert_same_end, folder_of
 from utilities.errors import UserError
-from utilities.namespace import changed
 
 ADAPT = ('--batch_mining', 'parametric', '--miner_parametric_adapt', '--use_tv_split', '--tv_split_by_samples',
          '--tv_split_perc', '0.5')

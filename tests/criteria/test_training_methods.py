@@ -233,18 +233,6 @@ def test_the_generator_has_a_group_and_a_rate_of_its_own_beside_those_of_the_los
         assert isinstance(criterion.criteria[0], DeepAdversarial)
 
 
-def test_half_precision_is_upcast(opt):
-    for method, dim in ((CASCADE, 12), (DAML, 4)):
-        criterion = select(opt(loss='triplet', batch_mining='all', **method)).float()
-        batch, labels = batch_of(dim)
-        half = batch.detach().to(torch.bfloat16).requires_grad_()
-        with torch.autocast('cpu', torch.bfloat16):
-            total = criterion(batch=half, labels=labels, batch_features=torch.randn(8, 6),
-                              f_embed=torch.nn.Linear(6, 4))
-        total.backward()
-        assert total.dtype == torch.float32 and half.grad.isfinite().all()
-
-
 # Both
 
 @pytest.mark.parametrize('flags, sentence', [

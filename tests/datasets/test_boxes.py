@@ -10,7 +10,6 @@ from PIL import ExifTags, Image
 import datasets
 from datasets import boxes, decoding
 from datasets.decoding import Box
-from retrieval import review
 from tests.datasets.test_loading import photos  # noqa: F401
 from tests.helpers import after_training, folder_of
 from utilities.errors import UserError
@@ -60,7 +59,7 @@ def test_items_are_those_of_images_that_were_cropped_before(augmentation, scenes
 
 
 def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
-    """Training, resumption, embeddings and suspects, of several boxes in each file."""
+    """Training, resumption and embeddings, of several boxes in each file."""
     flags = [*quick, '--source_path', scenes, '--csv', scenes / 'list.csv', '--bs', '4', '--n_epochs', '1',
              '--evaluation_metrics', 'e_recall@1', '--no_train_metrics', 'false']
     assert run(*flags) == 0 and run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
@@ -69,10 +68,6 @@ def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
     assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'out.npz') == 0
     written = np.load(tmp_path / 'out.npz')
     assert set(written['paths'].tolist()) == names and len(np.unique(written['embeddings'], axis=0)) == 16
-    flags = ['--device', 'cpu', '--kernels', '0']
-    embedded = review.embed_photos(scenes / 'list.csv', folder_of(tmp_path), flags)['photos']
-    assert {str(source) for source in embedded.images.sources} == names
-    assert len(np.unique(embedded.embeddings.numpy(), axis=0)) == 16
 
 
 def boxes_of(data):

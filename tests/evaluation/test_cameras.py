@@ -71,21 +71,6 @@ def test_every_backend_equals_the_walk_through_the_ranking(
     assert short == pytest.approx({name: expected[name] for name in short}, nan_ok=True)
 
 
-def test_a_ranking_by_hand():
-    """A query, then from near to far: its own camera, another class, a positive, its own camera, a distractor, one more
-    positive. Without the two of its camera, the positives have the ranks 2 and 4."""
-    points, cameras = torch.arange(7.)[:, None], np.array([1, 1, 1, 2, 1, 3, 3])
-    labels, is_query = np.array([0, 0, 1, 0, 0, 2, 0]), np.arange(7) == 0
-    found = evaluation.compute(NAMES, points, labels, pool=evaluation.Pool(points, labels, is_query=is_query,
-                                                                                   cameras=cameras))
-    assert found == pytest.approx({'e_recall@1': 0, 'e_recall@3': 1, 'mAP': (1 / 2 + 2 / 4) / 2, 'map_at_r': 1 / 4,
-                                   'mAP_trapezoid': ((0 + 1 / 2) / 2 + (1 / 3 + 2 / 4) / 2) / 2})
-    at_class = evaluation.compute(NAMES, points, labels, is_query)
-    assert at_class['e_recall@1'] == 1                            # by the image of its own camera
-    alone = evaluation.compute(NAMES, points, labels, pool=evaluation.Pool(points, labels, cameras=np.zeros(7)))
-    assert all(math.isnan(value) for value in alone.values())     # a single group: no query has a positive
-
-
 def images(classes, parts, groups):
     table = ImageTable([None] * len(classes), list(classes), parts, groups=list(groups))
     return ImageSet(table, range(len(classes)), None)

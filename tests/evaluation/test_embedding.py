@@ -14,7 +14,6 @@ import configuration
 import evaluation
 import hubconf
 import main
-import parameters
 import parts
 import retrieval
 import Retrieve_Images
@@ -23,7 +22,6 @@ from datasets.pipeline import Pipeline
 from evaluation import embedding
 from evaluation.embedding import network_input
 from tests.helpers import after_training, assert_same_end, folder_of, printed_metrics, rows_of
-from tests.shared_batches import build
 from utilities.errors import UserError
 
 FROZEN = ['--freeze', 'backbone', '--arch', 'conv4_frozen_normalize', '--no_train_metrics', 'false',
@@ -31,42 +29,21 @@ FROZEN = ['--freeze', 'backbone', '--arch', 'conv4_frozen_normalize', '--no_trai
 WITHOUT_KEPT = ['--keep_features', 'false', '--group', 'again']
 
 
-def of_both(network, images, views=()):
-    pairs = network_outputs(network, images), network_outputs(network, images.flip(-1))      # noqa: F821
-    return [(one + other) / 2 for one, other in zip(*pairs, strict=True)]
-
-
-@pytest.fixture
-def mirrored(monkeypatch):
-    """embed_batch() gives the means of an image and its mirror image, as if its source had been edited."""
-    monkeypatch.setattr(embedding.embed_batch, '__code__', of_both.__code__)
-
-
-def by_hand(folder, paths, *sizes):
-    """
-    The mean embeddings of the images at `paths`, of their mirror images and of the images in other sizes, without the
-    code that is edited.
-    """
+def by_hand(folder, paths):
+    """The mean embeddings of the images at `paths`, of their mirror images and of the images of 26 and 38 pixels."""
     network, transform = retrieval.load(folder, 'cpu')
     images = torch.stack([transform(Image.open(path)) for path in paths])
-    views = [images, torch.stack([hflip(image) for image in images]), *(resize(images, [size] * 2) for size in sizes)]
+    views = [images, torch.stack([hflip(image) for image in images]),
+             *(resize(images, [size] * 2) for size in (26, 38))]
     with torch.no_grad():
         return torch.stack([network.model(view)[0] for view in views]).mean(dim=0)
 
 
-WAYS = {'an edit': (), 'scales': (
-    '--eval_views', '0.8', '1', '1.2', 'flip', '0.8', '--input_size', '32', '--pool', 'avg', '--arch', 'conv4_frozen')}
-
-
-@pytest.mark.parametrize('augmentation, way', [('none', 'an edit'), ('base', 'scales')])
-def test_views_and_an_edit_act_wherever_a_network_embeds(augmentation, way, quick, run, tmp_path, capsys, monkeypatch):
-    """The edit gives the means of an image and its mirror image, too. A view that is given twice counts once."""
-    if way == 'an edit':
-        monkeypatch.setattr(embedding.embed_batch, '__code__', of_both.__code__)
-    flags = [*quick, *FROZEN, '--augmentation', augmentation, '--n_epochs', '3', *WAYS[way]]
+def test_views_act_wherever_a_network_embeds(quick, run, tmp_path, capsys, monkeypatch):
+    """One that is given twice counts once."""
+    flags = [*quick, *FROZEN, '--augmentation', 'base', '--n_epochs', '3', '--eval_views', '0.8', '1', '1.2', 'flip',
+             '0.8', '--input_size', '32', '--pool', 'avg', '--arch', 'conv4_frozen']
     assert run(*flags) == 0
-    kept = 'the features of the training images are computed once'      # each evaluation needs the evaluated images
-    assert (kept in capsys.readouterr().out) == (augmentation == 'none')
     assert run(*flags, *WITHOUT_KEPT) == 0
     folder = folder_of(tmp_path)
     assert_same_end(folder, folder_of(tmp_path, 'again_s1'))
@@ -74,7 +51,7 @@ def test_views_and_an_edit_act_wherever_a_network_embeds(augmentation, way, quic
     assert after_training(folder, 'embeddings', tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
     written = np.load(tmp_path / 'out.npz')
     paths = written['paths'].tolist()
-    expected = by_hand(folder, paths, *((26, 38) if way == 'scales' else ()))
+    expected = by_hand(folder, paths)
     torch.testing.assert_close(torch.from_numpy(written['embeddings']), expected, rtol=0, atol=1e-5)
     metrics = evaluation.compute(['e_recall@1', 'map_at_r', 'dists@intra'], expected, written['labels'])
     wanted = {f'test_{name}': value for name, value in metrics.items()}
@@ -103,13 +80,6 @@ def test_views_and_an_edit_act_wherever_a_network_embeds(augmentation, way, quic
     hub = hubconf.network(folder)
     pixels = (torch.stack([transform(Image.open(path)) for path in paths]) * 255).round().to(torch.uint8)
     torch.testing.assert_close(hub(pixels), expected, rtol=0, atol=1e-5)
-
-
-def test_an_edit_acts_on_a_teacher(mirrored):
-    _, built, loader = build('--ema 0.5 --distill ema')
-    images, _, _ = next(iter(loader.epoch(1)))
-    expected = (built.teacher(images)[0] + built.teacher(images.flip(-1))[0]) / 2
-    torch.testing.assert_close(built.step.costly(images)['teacher_batch'], expected)
 
 
 @pytest.mark.parametrize('flags', [
@@ -208,10 +178,3 @@ def test_images_whose_features_are_kept_are_not_read(quick, run, monkeypatch):
     counts.clear()
     assert run(*quick, *FROZEN, '--augmentation', 'none', *WITHOUT_KEPT) == 0
     assert sum(counts) == 3 * (36 + 36) + 2 * 3 * 12
-
-
-def test_the_flags_of_an_embedding_are_declared_with_the_flags():
-    opt = configuration.parse(['--eval_features'])
-    settings = configuration.embedding_settings(opt)
-    assert settings['eval_features'] and settings.keys() == parameters.flags_with('embedding').keys()
-    assert {'arch', 'input_size', 'eval_normalize', 'eval_views', 'eval_ema', 'interpolation'} < settings.keys()

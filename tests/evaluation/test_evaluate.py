@@ -1,7 +1,6 @@
 """The evaluation's flags in whole runs: what is embedded, what it is searched in, intervals, pictures."""
 import csv
 import functools
-import itertools
 import json
 import re
 import sys
@@ -15,11 +14,11 @@ from PIL import Image
 
 import criteria
 import evaluation
-from evaluation.pictures import PICTURES, short
+from evaluation.pictures import PICTURES
 from records import checkpoint, reading
 from tests.blank.plots import PLOT, RETRIEVAL
 from tests.conftest import draw_classes
-from tests.helpers import after_training, assert_texts_are_inside, folder_of, printed_metrics, rows_of
+from tests.helpers import after_training, folder_of, printed_metrics, rows_of
 from utilities import plotting
 
 
@@ -64,16 +63,6 @@ def test_the_figure_of_the_curves_has_each_metric_and_each_split_once(monkeypatc
     assert lower.y1 <= upper.y0 < lower.y1 + lower.height
     assert nmi.lines[0].get_xydata().tolist() == [[0, 0], [2, 50]]           # percent
     assert intra.lines[0].get_xydata().tolist() == [[0, 0], [2, 0.5]]
-
-
-@pytest.mark.parametrize('names', [['test_mAP_c'], ['test_mAP_c', 'test_map_at_r', 'test_map_at_r_low',
-                                                     'test_map_at_r_high', 'test_mAP_c_low', 'test_mAP_c_high']])
-def test_two_names_of_a_metric_are_one_panel(names, monkeypatch, tmp_path):
-    figures = []
-    monkeypatch.setattr(plotting, 'save', lambda figure, file: figures.append(figure))
-    PLOT([{'epoch': '0', 'train_loss': '1', **dict.fromkeys(names, '0.5')}], tmp_path)
-    assert [axes.get_title('left') for axes in figures[0].axes] == ['loss', 'MAP@R (%)']
-    assert len(figures[0].axes[1].lines) == 1
 
 
 def test_more_images_to_search_in_make_retrieval_harder(quick, run, tmp_path, capsys):
@@ -226,31 +215,6 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
     assert '--splits_to_eval val: there is no such split' in capsys.readouterr().err
 
 
-def test_legends_cover_no_curve(all_plots):
-    for n_words, n_rows in (1, 2), (5, 3):
-        with matplotlib.rc_context(plotting.STYLE):
-            figure = plotting.new_figure()
-            axes = figure.add_subplot()
-            for name in 'abc':
-                axes.plot([0, 1], [0, 1], label=' '.join(n_words * [f'{name}name']))
-            plotting.legend_above(axes)
-            assert_texts_are_inside(figure)
-            legend, curves = axes.get_legend().get_window_extent(), axes.get_window_extent()
-        assert len({round(text.get_window_extent().y0) for text in axes.get_legend().texts}) == n_rows
-        assert curves.y1 <= legend.y0 < legend.y1 <= figure.bbox.y1
-        assert curves.height > 0.5 * figure.bbox.height and curves.width > 0.8 * figure.bbox.width
-
-
-def test_texts_of_rows_of_images_are_as_wide_as_their_images():
-    image = np.zeros((4, 4, 3), np.uint8)
-    tiles = [(image, plotting.GREY, letter * 20 + '\nsame image') for letter in 'WMWM']
-    figure = plotting.styled(plotting.panel)([('W' * 150, tiles), ('', tiles)])
-    assert_texts_are_inside(figure)
-    title, *below = [text.get_window_extent() for text in figure.axes[0].texts if text.get_text()]
-    assert len(below) == 8 and all(box.y1 < title.y0 for box in below)
-    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(below) if one.y0 == other.y0)
-
-
 def test_what_is_retrieved_is_drawn_once_unless_no_picture_is(quick, run, tmp_path):
     for picture in ('spectrum', 'retrieval'):
         assert run(*quick, '--n_epochs', '0', '--group', picture, '--pictures', picture, '--evaluation_metrics', 'nmi',
@@ -302,16 +266,6 @@ def test_many_long_names_lie_inside_every_figure(n_classes, letter, opt, tmp_pat
     assert len(inspected) == len(pictures)
 
 
-def test_an_infinite_divergence_is_explained():
-    """Without zeros, the spectrum says the number."""
-    embeddings = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
-    texts = []
-    for part in (embeddings, embeddings[:, :5] @ torch.ones(5, 8).triu()):
-        figure = PICTURES['spectrum'](evaluation.embedding.Embedded(part, Images()), 0)
-        texts.append(figure.axes[0].get_legend().get_texts()[0].get_text())
-    assert re.fullmatch(r'embeddings, ρ = 0\.\d{3}', texts[0]) and texts[1] == 'embeddings, ρ = ∞, since 3 are 0'
-
-
 def test_equal_embeddings_have_no_picture_on_a_plane_and_those_of_one_dimension_have():
     one_dimension = torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
     for embeddings, is_drawn in ((torch.full((40, 8), 0.5), False), (one_dimension, True)):
@@ -329,11 +283,6 @@ def test_a_collapsed_network_is_told_in_a_sentence_not_by_warnings(opt, capsys):
         evaluation.protocol.compute_metrics(flags, embedded, ['test'], [])
         assert ('all embeddings of the test split are the same' in capsys.readouterr().err) == is_collapsed
     assert PICTURES['distances'](evaluation.embedding.Embedded(torch.full((40, 8), 0.5), Images()), 0) is None
-
-
-def test_short_names():
-    assert short('001.Black_footed_Albatross') == 'Black footed Albatross' and short('a.b') == 'a.b'
-    assert len(short('x' * 99)) == 26 and short(12) == '12'
 
 
 @pytest.mark.parametrize('flags, sentence', [

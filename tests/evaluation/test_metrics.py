@@ -121,17 +121,6 @@ def test_every_backend_gives_the_same_values_on_many_images(n_queries, threads, 
     assert short == pytest.approx({name: found['count'][name] for name in short}, abs=1e-12)
 
 
-def test_auto_chooses_by_the_numbers_of_images():
-    """Few positives, or few ranks that matter: counting; large classes, or few images: sorting."""
-    def chosen(n_classes, short=False, n=4200):
-        labels = np.arange(n) % n_classes
-        search = neighbours.Search(torch.zeros(n, 2), labels)
-        return ranks.faster_way(search, search.n_positives if short else np.inf)
-
-    assert chosen(1000) == chosen(1000, short=True) == chosen(50, short=True) == 'count'
-    assert chosen(1000, n=3999) == chosen(50) == chosen(30, short=True) == 'sort'
-
-
 def test_float16_is_taken_and_what_is_not_finite_or_too_large_is_refused():
     points, labels = torch.rand(9, 4), np.arange(9) % 3
     half = evaluation.compute(RETRIEVAL, points.half(), labels)
@@ -274,13 +263,6 @@ def test_clusters_that_are_the_classes_are_perfect():
         assert clustering.nmi(table) == pytest.approx(1) and clustering.ami(table) == pytest.approx(1)
 
 
-def test_clusters_are_as_many_as_evaluated_classes(monkeypatch):
-    asked = []
-    monkeypatch.setattr(clustering, 'kmeans', lambda points, k, seed: asked.append(k) or np.zeros(len(points), int))
-    evaluation.compute(['nmi', 'ami', 'f1', 'c_nmi'], torch.rand(9, 2), np.array([0, 0, 1, 1, 2, 2, 3, 3, 3]))
-    assert asked == [4, 4]                       # once for all three, once more for cosines
-
-
 @pytest.mark.parametrize('kmeans', [clustering.kmeans, clustering.kmeans_torch])
 def test_kmeans_finds_clear_clusters_and_repeats_itself(kmeans):
     if kmeans is clustering.kmeans:
@@ -300,17 +282,6 @@ def test_kmeans_in_torch_fills_empty_clusters():
     points = torch.cat([torch.tensor([[10., 0]]).expand(20, 2), torch.tensor([[5., 3], [5, -3]])])
     found = clustering.kmeans_torch(points, 3, seed=0)
     assert len(np.unique(found)) == 3 and len(np.unique(found[:20])) == 1
-
-
-def test_kmeans_in_torch_is_as_good_as_faisss():
-    faiss = pytest.importorskip('faiss')
-    points = torch.randn(600, 16, generator=torch.Generator().manual_seed(0))
-
-    def spread(clusters):
-        return sum(float(((part - part.mean(0)) ** 2).sum()) for part in
-                   (points[torch.from_numpy(clusters == c)] for c in np.unique(clusters)))
-
-    assert faiss and spread(clustering.kmeans_torch(points, 20, 0)) < 1.05 * spread(clustering.kmeans(points, 20, 0))
 
 
 # Geometry
@@ -382,7 +353,7 @@ def test_a_metric_that_does_not_exist_is_refused_in_a_sentence(name, sentence):
 
 def test_a_metric_must_give_a_value_for_each_query(monkeypatch):
     monkeypatch.setitem(evaluation.METRICS, 'own', Metric('ranks', lambda ranks, n_positives: 0.))
-    with pytest.raises(UserError, match=r"METRICS\['own'\]: function returned an array .. for 30 queries; expected"):
+    with pytest.raises(UserError, match='the function of own in METRICS returned an array .. for 30 queries; expected'):
         evaluation.compute(['own'], torch.randn(30, 4), np.arange(30) % 5)
 
 

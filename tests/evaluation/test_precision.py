@@ -7,7 +7,7 @@ import evaluation
 from evaluation import clustering
 from evaluation.ranking import counting, deciding, neighbours, precision, ranks, sorting
 from evaluation.ranking.nearest import nearest
-from tests.evaluation.test_metrics import EXACT, RETRIEVAL
+from tests.evaluation.test_metrics import EXACT, RETRIEVAL, means
 
 GEOMETRIES = [
     *(('one cluster', spread, 0, 1) for spread in (1, 1e-2, 1e-4, 1e-6)),
@@ -40,8 +40,7 @@ def in_float64(points, labels, is_query=None, by_product=False):
     {metric: mean} of RETRIEVAL, from float64 sums of differences, or of products, equal distances in the order of the
     gallery.
     """
-    points, values = points.astype(float), {name: [] for name in RETRIEVAL}
-    every = np.arange(len(points))
+    points, every, rankings = points.astype(float), np.arange(len(points)), []
     queries, gallery = (every, every) if is_query is None else (every[is_query], every[~is_query])
     for part in np.array_split(queries, -(-len(queries) // 64)):
         distances = ((points[gallery] - points[part, None]) ** 2).sum(axis=2)
@@ -49,22 +48,8 @@ def in_float64(points, labels, is_query=None, by_product=False):
             distances = -(points[gallery] * points[part, None]).sum(axis=2)
         distances[gallery == part[:, None]] = np.inf                  # the query itself comes last, and is left out
         order = gallery[distances.argsort(axis=1, kind='stable')[:, :len(gallery) - (is_query is None)]]
-        hits = labels[order] == labels[part, None]
-        hits = hits[hits.any(axis=1)]
-        n, rank = hits.sum(axis=1, keepdims=True), np.arange(1, hits.shape[1] + 1)
-        precisions = hits * hits.cumsum(axis=1) / rank
-        for name in RETRIEVAL:
-            base, _, k = name.partition('@')
-            if base == 'e_recall':
-                values[name].extend(hits[:, :int(k)].any(axis=1))
-            elif base == 'precision_at_1':
-                values[name].extend(hits[:, 0])
-            elif base == 'r_precision':
-                values[name].extend((hits & (rank <= n)).sum(axis=1) / n[:, 0])
-            else:
-                cut = {'mAP': len(points), 'mAP_1000': 1000, 'mAP_lim': 1023}.get(base, n)
-                values[name].extend((precisions * (rank <= cut)).sum(axis=1) / np.minimum(n, cut)[:, 0])
-    return {name: np.mean(found) for name, found in values.items()}
+        rankings += (labels[order] == labels[part, None]).astype(int).tolist()
+    return means(RETRIEVAL, rankings)
 
 
 @pytest.mark.parametrize('geometry, n_queries', [
@@ -142,15 +127,6 @@ def test_images_with_one_embedding_rank_by_their_index_whatever_the_last_digits_
     for backend in ('count', 'sort'):
         found = evaluation.compute(RETRIEVAL, torch.from_numpy(points), labels, is_query, backend=backend)
         assert found == pytest.approx(expected, abs=1e-9), backend
-
-
-def test_what_float32_can_rank_is_not_ranked_again(monkeypatch):
-    points, labels = embeddings('ordinary', 1, 0, 1, n=2000, dim=64, n_classes=100)
-    asked = []
-    monkeypatch.setattr(neighbours.Search, 'precise_scores', lambda self, rows: asked.extend(rows))
-    for backend in EXACT:
-        evaluation.compute(['r_precision'], torch.from_numpy(points), labels, backend=backend)
-    assert not asked
 
 
 def test_the_nearest_images_of_collapsed_clusters():

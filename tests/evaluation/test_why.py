@@ -71,18 +71,6 @@ def test_a_place_adds_its_products_with_all_places_of_the_other_image(name, opt)
         assert found.flatten().tolist() == pytest.approx(expected[image], abs=1e-5)
 
 
-def test_a_bright_place_that_both_images_share_adds_most(opt):
-    """Features of one place only, at another place in each image."""
-    network = built(opt, pool='avg', embed_bias=False)
-    shared, maps = torch.randn(64, generator=torch.Generator().manual_seed(0)), torch.zeros(2, 64, 3, 3)
-    maps[0, :, 0, 2], maps[1, :, 2, 1] = shared, shared
-    network.maps = lambda backbone, images: maps[:1] if float(images.mean()) < 0 else maps[1:]
-    unit = F.normalize(network.f_embed(shared[None]), dim=1)[0].detach()
-    for image, place in ((torch.zeros(3, 48, 48), (0, 2)), (torch.ones(3, 48, 48), (2, 1))):
-        found = why.similarity_map(network, image, unit)
-        assert float(found[place]) == pytest.approx(1, abs=1e-6) and float(found.abs().sum()) == pytest.approx(1)
-
-
 def test_networks_without_places_are_refused(opt):
     for flags, sentence in (({'pca': 4}, 'leave --pca out'),
                             ({'cascade': [2], 'embed_dim': 12}, 'leave --cascade out')):
@@ -101,21 +89,6 @@ def test_networks_without_places_are_refused(opt):
     network.maps = None
     with pytest.raises(UserError, match='gives only pooled features'):
         why.check(opt(), network)
-
-
-def test_the_check_changes_no_numbers_and_the_picture_is_drawn_again(quick, run, tmp_path, capsys, all_plots):
-    few = [*quick, '--evaluation_metrics', 'e_recall@1', '--n_epochs', '1', '--pool', 'gem']
-    rows = []
-    for group, pictures in (('with', 'why'), ('without', 'none')):
-        assert run(*few, '--group', group, '--pictures', pictures) == 0
-        rows.append((folder_of(tmp_path, f'{group}_s1') / 'log.csv').read_text().splitlines()[-1].split(','))
-    same = [one == other for one, other in zip(*rows, strict=True)]
-    assert same.count(False) <= 1                                                                   # seconds
-    folder = folder_of(tmp_path, 'with_s1')
-    assert after_training(folder, 'pictures', tmp_path / 'drawn', '--pictures', 'why') == 0
-    assert (tmp_path / 'drawn' / 'why_test.png').read_bytes() == (folder / 'plots' / 'why_test.png').read_bytes()
-    assert after_training(folder, 'pictures', tmp_path / 'drawn', '--pictures', 'why', '--pca', '3') == 2
-    assert '--pictures why shows what each place' in capsys.readouterr().err
 
 
 def test_the_pair_of_a_picture_can_be_chosen(quick, run, patterns, tmp_path, capsys):

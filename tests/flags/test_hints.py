@@ -66,28 +66,3 @@ def test_the_split_that_ensembles_are_evaluated_on_is_said():
 
 def test_a_program_without_the_flag_does_not_name_it():
     assert hints.unknown('batch_size', ['gpus']) == ''
-
-
-@pytest.mark.parametrize('line, sentence', [
-    ('--splits_to_eval [test]', '--splits_to_eval [test]: give the values without brackets and commas, as '
-                                '--splits_to_eval test'),
-    ('--tau [30, 55] --lr 1e-5', '--tau [30, 55]: give the values without brackets and commas, as --tau 30 55'),
-    ('--tau=[30,55]', '--tau [30,55]: give the values without brackets and commas, as --tau 30 55'),
-    ('--storage_metrics "[e_recall@1, map_at_r]"', 'as --storage_metrics e_recall@1 map_at_r'),
-    ('--gpu [0]', 'as --gpu 0'), ('--crop_scale [0.16,1]', 'as --crop_scale 0.16 1'),
-])
-def test_brackets_around_values_are_named(line, sentence):
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        parameters.build().parse_args(shlex.split(line))
-
-
-@pytest.mark.parametrize('words', [['--source_path=~/Datasets'], ['--source', '~/Datasets'], ['--start_from=~/a.pth']])
-def test_a_home_folder_that_the_shell_left_is_named(words):
-    with pytest.raises(UserError, match=r': ~ is not replaced by the home folder here; give the whole path'):
-        parameters.build().parse_args(words)
-
-
-def test_brackets_within_a_value_are_taken():
-    opt = parameters.build().parse_args(['--source_path', '[photos]', '--optim_args', '{betas: [0.9, 0.99]}',
-                                         '--loss_pml_args', '{margin: [1]}'])
-    assert opt.source_path == '[photos]' and opt.optim_args == [{'betas': [0.9, 0.99]}]

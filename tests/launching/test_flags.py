@@ -5,6 +5,7 @@ import pytest
 
 import Launch_Runs
 from launching import slots
+from utilities import processes
 
 
 @pytest.mark.parametrize('arguments, sentence', [
@@ -43,7 +44,7 @@ def test_slots(line, expected):
     (['--workers', '2'], 8), (['--workers', '20'], 1), (['--gpus', '5'], 16), (['--gpus', '0,1,2,3'], 4),
     (['--gpus', '0,2', '--per_gpu', '2'], 4), (['--gpus', '0,1,2,3', '--gpus_per_run', '2'], 4)])
 def test_the_cores_are_divided_among_the_processes_of_all_slots(arguments, n_threads, monkeypatch):
-    monkeypatch.setattr(slots, 'n_cores', lambda: 16)
+    monkeypatch.setattr(processes, 'n_cores', lambda: 16)
     monkeypatch.setenv('OMP_NUM_THREADS', '3')
     opt = Launch_Runs.build().parse_args(arguments)
     slots.slot_arguments(opt)

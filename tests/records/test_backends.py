@@ -150,19 +150,6 @@ def test_comet_holds_log_csv_also_after_resume(quick, run, tmp_path, monkeypatch
     assert_holds(comet_of(folder), folder)
 
 
-def test_tensorboard_reads_what_a_second_start_in_the_same_second_wrote(tmp_path, monkeypatch):
-    accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
-    writer = pytest.importorskip('tensorboard.summary.writer.event_file_writer')
-    monkeypatch.setattr(writer, '_global_uid', writer.AtomicCounter(9))          # the names end on 9, and on 10
-    for epoch in (1, 2):
-        written = backends.TensorBoard(None, tmp_path, {}, epoch)
-        written.log(epoch, {'loss': epoch}, {})
-        written.close(False)
-    events = accumulator.EventAccumulator(str(tmp_path / 'tensorboard'))
-    events.Reload()
-    assert [event.step for event in events.Scalars('loss')] == [1, 2]
-
-
 def test_tensorboard_holds_log_csv_also_after_resume(quick, run, tmp_path):
     accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
     assert run(*quick, '--pictures', 'retrieval', '--no_train_metrics', 'false', '--n_epochs', '1') == 0

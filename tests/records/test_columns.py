@@ -35,20 +35,7 @@ def test_every_column_there_and_back(metric):
         assert columns.at_backend(columns.sem(column.name)) == f'{columns.at_backend(column.name)}/sem'
 
 
-def test_columns_have_different_names():
-    names = [Column(*parts).name for parts in itertools.product(SPLITS, METRICS, LEVELS)]
-    assert len(set(names)) == len(names)
-
-
 @pytest.mark.parametrize('name', [LOSS, 'epoch', 'lr', 'seconds', 'trained_status', 'test', 'testing_nmi',
                                   'sem_test_nmi'])
 def test_what_is_no_metric_of_a_split(name):
     assert columns.parse(name) is None
-
-
-def test_keys_at_the_backends():
-    for key, name in (('Test: discriminative_e_recall: e_recall@1', 'test_e_recall@1'),
-                      ('Train: discriminative_dists: dists@intra_over_inter', 'train_dists@intra_over_inter'),
-                      ('Test: discriminative_nmi: nmi', 'test_nmi'), ('test/c_recall@1', 'test_c_recall@1'),
-                      ('lr/backbone', 'lr/backbone'), ('seconds', 'seconds')):
-        assert columns.from_backend(key) == name

@@ -9,7 +9,7 @@ from PIL import Image
 
 import retrieval
 from datasets import decoding
-from retrieval import changes, server, store
+from retrieval import changes, store
 from retrieval.photos import find
 from tests.retrieval.test_index import images_of
 
@@ -56,10 +56,6 @@ def test_an_index_of_codes_answers_and_grows_like_another(call, trained, photos,
         assert code == 2 and sentence in err and not (tmp_path / 'none').exists()
     code, out, _ = call('index', trained, photos, '--out', folder)
     assert code == 0 and out == f'{folder}: 12 images, exact search\n'
-    pytest.importorskip('flask')
-    network, transform = retrieval.Index(folder).load_network(device='cpu')
-    page = server.application(retrieval.Index(folder), network, transform).test_client()
-    assert page.get('/neighbours/0', base_url='http://localhost').json['neighbours'][0]['row'] > 0
 
 
 def test_what_is_ignored_in_a_folder_is_counted_and_named(call, trained, photos, tmp_path):

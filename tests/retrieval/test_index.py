@@ -147,19 +147,6 @@ def test_an_index_in_cells_finds_planted_neighbours_by_visiting_few_of_them(tmp_
     assert np.array_equal(Index(tmp_path / 'index').nearest(rest[:3], 11)[0], brute_force(rest, rest[:3], 11)[0])
 
 
-def test_the_recall_that_chooses_the_cells_is_that_of_queries_and_not_of_themselves(monkeypatch):
-    pytest.importorskip('faiss')
-    monkeypatch.setattr(search, 'RECALL', 0.8)
-    embeddings = clustered(3000, 8, 30, 0.3)
-    index, recall = search.fit(embeddings, 'IVF54,Flat')
-    queries = np.arange(0, 3000, 20)
-    expected = brute_force(embeddings, embeddings[queries], 11)[0]
-    found = index.search(embeddings[queries], search.CANDIDATES)[1]
-    own = np.mean([len({*one} & {*other} - {row}) / 10
-                   for row, one, other in zip(queries, expected, found, strict=True)])
-    assert 0.8 <= recall < 1 and abs(recall - own) < 0.05
-
-
 def test_indexes_of_earlier_programs(tmp_path):
     """Embeddings are read, and become an index of today with the next change; int8 codes are refused."""
     folder = tmp_path / 'index'
@@ -325,14 +312,6 @@ def edit(folder, old, new):
     text = (folder / 'index.json').read_text()
     assert text.count(old) == 1
     (folder / 'index.json').write_text(text.replace(old, new))
-
-
-def test_a_search_of_another_index_is_refused(tmp_path):
-    pytest.importorskip('faiss')
-    index = index_of(tmp_path / 'index', clustered(100, 16, 5, 0.1), codes='SQ8')
-    store.put(tmp_path / 'index', index.content, ['search'], search=np.frombuffer(b'no index of faiss', np.uint8))
-    with pytest.raises(UserError, match='the search of the index cannot be read'):
-        Index(tmp_path / 'index').query(np.zeros((1, 16)))
 
 
 def test_no_queries_and_queries_that_do_not_fit(with_faiss, tmp_path):

@@ -6,7 +6,7 @@ import shutil
 import socket
 import sys
 import threading
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -87,7 +87,7 @@ def test_the_neighbours_of_a_photo_and_of_an_image_of_the_index(client, index):
 
 
 def test_an_answer_below_the_threshold_is_unknown(client, index):
-    index.answers = lambda distances, rows: [unknown.answer(unknown.by_hand(0.9), distances[0][0], 8)]
+    index.answers = lambda distances, rows: [unknown.answer(unknown.by_hand(0.9), distances[0][0])]
     for colour, is_unknown in (('#f00', False), ('#0ff', True)):
         answer = client.post('/neighbours', data=photo(colour)).json
         assert answer['unknown'] == is_unknown and answer['threshold'] == 0.9
@@ -121,8 +121,7 @@ def test_what_is_no_photo_is_refused_in_a_sentence(client, index):
 
 
 def test_another_name_of_the_machine_is_refused_and_nothing_is_loaded_from_elsewhere(client):
-    for host, code in (('localhost:8000', 200), ('127.0.0.1', 200), ('[::1]:8000', 200), ('[::1]', 200),
-                       ('rebound.example:8000', 403)):
+    for host, code in (('localhost:8000', 200), ('127.0.0.1', 200), ('rebound.example:8000', 403)):
         assert client.get('/start', headers={'Host': host}).status_code == code
     page = client.get('/')
     assert "default-src 'self'" in page.headers['Content-Security-Policy']
@@ -146,13 +145,6 @@ def test_harmful_files_are_refused_before_they_are_decoded(kind, sentence, clien
         file.write(data)
     assert client.get('/image/0').status_code == 404
     assert kind != 'other_program' or not given.started()
-
-
-def test_a_format_that_browsers_do_not_show_is_sent_back_as_jpeg(client):
-    assert 'image' not in client.post('/neighbours', data=photo('red')).json
-    sent = client.post('/neighbours', data=photo('navy', 'TIFF')).json['image']
-    shown = Image.open(io.BytesIO(b64decode(sent.removeprefix('data:image/jpeg;base64,'))))
-    assert shown.format == 'JPEG' and shown.size == (40, 30) and shown.getpixel((5, 5))[2] > 100
 
 
 def test_a_too_large_photo_is_refused_before_it_is_sent(index):
@@ -179,28 +171,17 @@ def test_sentences_for_a_port_that_is_taken_and_for_a_missing_package(index, mon
         server.serve(index, MeanColour(), transform)
 
 
-def has_ipv6():
-    try:
-        socket.create_server(('::1', 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize('host, shown, n_addresses', [('localhost', 'localhost', 2), ('::1', '[::1]', 1)])
-def test_the_printed_address_answers_this_machine_only(host, shown, n_addresses, index, capsys, monkeypatch):
+def test_the_printed_address_answers_this_machine_only(index, capsys, monkeypatch):
     pytest.importorskip('waitress')
-    if ':' in host and not has_ipv6():
-        pytest.skip('this machine has no IPv6')
     resolve, codes = socket.getaddrinfo, []
 
     def addresses(name, *arguments):                                 # equal ones, each at a free port of its own
-        return resolve(name, *arguments)[:1] * n_addresses
+        return resolve(name, *arguments)[:1] * 2
 
     def visit(seconds):
         url = urlsplit(re.search(r'http://\S+', capsys.readouterr().out)[0])
-        assert url.netloc == f'{shown}:{url.port}'
-        for name in (url.netloc, shown, 'rebound.example'):
+        assert url.netloc == f'localhost:{url.port}'
+        for name in (url.netloc, 'localhost', 'rebound.example'):
             connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
             connection.request('GET', '/start', headers={'Host': name})
             codes.append(connection.getresponse().status)
@@ -210,7 +191,7 @@ def test_the_printed_address_answers_this_machine_only(host, shown, n_addresses,
     monkeypatch.setattr(socket, 'getaddrinfo', addresses)
     monkeypatch.setattr(server.stopping, 'sleep', visit)
     with pytest.raises(KeyboardInterrupt):
-        server.serve(index, MeanColour(), transform, host=host, port=0)
+        server.serve(index, MeanColour(), transform, host='localhost', port=0)
     assert codes == [200, 200, 403]
 
 
@@ -273,7 +254,7 @@ def test_the_page_in_a_browser(page, index, tmp_path):
     page.go_back()
     caption(page, 'new.jpg')
     assert shown(page)[0] == 'orange' and page.inner_text('#status').startswith('3 images')
-    index.answers = lambda distances, rows: [unknown.answer(unknown.by_hand(0.9), distances[0][0], 8)]
+    index.answers = lambda distances, rows: [unknown.answer(unknown.by_hand(0.9), distances[0][0])]
     for colour, said in (('#0ff', 'Unknown: the nearest similarity 0.'), ('#fa0', 'Known: the nearest similarity 0.9')):
         (tmp_path / f'{colour[1:]}.png').write_bytes(photo(colour))
         page.set_input_files('#file', tmp_path / f'{colour[1:]}.png')

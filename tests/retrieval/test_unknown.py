@@ -1,4 +1,5 @@
 """Queries that are unknown: the threshold of a run in an index, and one set by hand."""
+import argparse
 import json
 import shutil
 
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 
 import retrieval
-from retrieval import store, unknown
+from retrieval import changes, store, unknown
 from tests.retrieval.test_index import images_of
 
 ROW = {'gallery_size': 10, 'threshold': 0.999999, 'fpir': 0.1, 'fnir': 0.25, 'threshold_low': 0.9,
@@ -15,25 +16,25 @@ ROW = {'gallery_size': 10, 'threshold': 0.999999, 'fpir': 0.1, 'fnir': 0.25, 'th
 
 @pytest.fixture
 def calibrated(trained, tmp_path):
-    """A function: a copy of the run `trained` whose thresholds are these rows, with changes of the file's content."""
-    def make(*rows, **changes):
+    """A function: a copy of the run `trained` whose threshold is ROW, with changes of the file's content."""
+    def make(**changes):
         run = shutil.copytree(trained, tmp_path / 'runs' / 'calibrated', dirs_exist_ok=True)
         (run / 'open_set.json').write_text(json.dumps({
             'network_id': retrieval.load(trained, 'cpu')[0].id, 'own_similarity': None, 'share': 0.5, 'fpir': 0.1,
-            'seed': 1, 'reason': None, 'thresholds': rows, 'test': {}} | changes))
+            'seed': 1, 'reason': None, 'threshold': ROW, 'test': {}} | changes))
         return run
     return make
 
 
 def test_an_index_takes_the_threshold_of_its_run(call, calibrated, photos, tmp_path):
-    """An image of the index has similarity 1, which is known; another is not, with the threshold for ten images."""
-    run, index = calibrated(ROW | {'gallery_size': 1000, 'threshold': -9}, ROW), tmp_path / 'index'
+    """An image of the index has similarity 1, which is known; another is not."""
+    run, index = calibrated(), tmp_path / 'index'
     gallery, (same, *_), other = photos / 'class_00', images_of(photos / 'class_00'), images_of(photos / 'class_01')[0]
     code, out, _ = call('index', run, gallery, '--out', index)
     assert code == 0 and out.endswith(
         '6 images, exact search; unknown below a similarity of 1.0000 (for 10 images; expected: FPIR 0.100 '
         '[0.050, 0.200], FNIR 0.250 [0.125, 0.500])\n')
-    assert store.read(index)['open_set'][1] == ROW
+    assert store.read(index)['open_set'] == ROW
     code, out, _ = call('query', index, same, other, '--k', '1', '--json', tmp_path / 'found.json', '--picture',
                         tmp_path / 'found.svg')
     found, lines = json.loads((tmp_path / 'found.json').read_text()), out.splitlines()
@@ -60,17 +61,22 @@ def test_an_index_without_a_threshold_is_as_before(call, trained, photos, tmp_pa
     assert index.answers(np.zeros((2, 3))) == [{}, {}]
 
 
-def test_the_nearest_gallery_size_and_equal_similarities():
-    rows = [ROW | {'gallery_size': size, 'threshold': size / 1000} for size in (10, 20, 500)]
-    for n_images, size in ((1, 10), (14, 10), (15, 20), (99, 20), (101, 500), (10 ** 6, 500)):
-        assert unknown.answer(rows, 0, n_images)['threshold'] == size / 1000
-    assert unknown.described(rows, 10 ** 6).endswith('which is calibrated for another number of images')
+def test_other_gallery_sizes_and_equal_similarities():
+    for n_images, is_other in ((5, False), (21, True), (4, True)):
+        assert unknown.described(ROW, n_images).endswith('calibrated for another number of images') == is_other
     for distance, is_unknown in ((0.5, False), (np.nextafter(np.float32(0.5), np.float32(1)), True)):
-        assert unknown.answer(unknown.by_hand(0.875), distance, 3)['unknown'] == is_unknown
+        assert unknown.answer(unknown.by_hand(0.875), distance)['unknown'] == is_unknown
+
+
+def test_an_index_of_an_earlier_program_has_thresholds_for_several_sizes(tmp_path):
+    changes.create(tmp_path / 'index', argparse.Namespace(source='run', id='x', settings={}, open_set=None))
+    content = store.read(tmp_path / 'index')
+    store.write(tmp_path / 'index', content | {'open_set': [ROW | {'gallery_size': 1000}, ROW]})
+    assert retrieval.Index(tmp_path / 'index').open_set == ROW
 
 
 def test_a_similarity_that_is_no_number_is_unknown():
-    assert unknown.answer(unknown.by_hand(-9), np.nan, 3)['unknown']
+    assert unknown.answer(unknown.by_hand(-9), np.nan)['unknown']
 
 
 def test_a_threshold_that_no_similarity_reaches_is_refused_with_the_conversion(call, trained, photos, tmp_path):
@@ -80,10 +86,10 @@ def test_a_threshold_that_no_similarity_reaches_is_refused_with_the_conversion(c
 
 
 def test_thresholds_of_another_network_are_not_taken(call, calibrated, photos, tmp_path):
-    for changes, sentence in (({'network_id': 'x'}, 'was calibrated for other weights or settings of the network'),
-                              ({'network_id': None, 'own_similarity': '--pca 4'}, 'its thresholds are for --pca 4'),
-                              ({'reason': 'there are no validation classes'}, 'there are no validation classes')):
-        run = calibrated(ROW, **changes)
+    for values, sentence in (({'network_id': 'x'}, 'was calibrated for other weights or settings of the network'),
+                             ({'network_id': None, 'own_similarity': '--pca 4'}, 'its threshold is for --pca 4'),
+                             ({'reason': 'there are no validation classes'}, 'there are no validation classes')):
+        run = calibrated(**values)
         code, out, err = call('index', run, photos / 'class_00', '--out', tmp_path / 'index')
         assert code == 0 and out.endswith('exact search\n') and sentence in err
     _, _, err = call('index', run, photos / 'class_00', '--out', tmp_path / 'index', '--threshold', 'none')

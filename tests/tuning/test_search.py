@@ -7,7 +7,6 @@ import yaml
 
 import configuration
 import Hyperparameter_Search
-from configuration import effects
 from launching import process
 from tests.tuning.stub import TUNE, table_of
 from tuning import report, search
@@ -90,7 +89,7 @@ def test_the_objective_the_table_and_the_best_config(flags, stub):
     plain = configuration.parse(['--config', str(folder / 'study' / 'best.yaml'), '--split_scheme', 'half',
                               '--splits_to_eval', 'test'])
     assert (plain.lr, plain.split_scheme) == (opt.lr, 'half')
-    assert 'n_folds' in effects.unread(plain, trained=True, evaluated=False)
+    assert 'n_folds' in configuration.unread(plain, trained=True, evaluated=False)
     assert '--split_scheme half --splits_to_eval test\n' in (folder / 'study' / 'best.yaml').read_text()
     assert {file.name for file in (folder / 'study' / 'plots').glob('*.png')} == {
         'history.png', 'slice.png', 'contour.png', 'importances.png'}

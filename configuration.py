@@ -1,4 +1,10 @@
-"""The flags of a run: from a run folder, --config files and the command line; and what is recorded of them."""
+"""
+The flags of a run: from a run folder, --config files and the command line; what is recorded of them; and notes on given
+flags without effect, which nothing reads.
+
+Which flags --resume lets change, by their groups (never, merge or free); how a run is continued; and which run
+--auto_resume continues.
+"""
 import sys
 from pathlib import Path
 
@@ -9,13 +15,16 @@ import datasets
 import evaluation
 import optimization
 import parameters
-from configuration import resuming
 from flags import command_line
-from flags.command_line import accepted_settings, given, mappings, merged, read_config, tokens
-from records import checkpoint, published, run_folder
+from flags.command_line import accepted_settings, as_list, given, mappings, merged, read_config, text_of, tokens
+from flags.namespace import Flags, is_read, note
+from records import checkpoint, published, reading, run_folder
+from utilities import processes
 from utilities.errors import UserError
-from utilities.namespace import Flags
+from utilities.files import remove_temporary
 
+BUILT = ('data', 'network')                                                    # groups of flags
+TRAINING = ('training', 'batch creation', 'batch mining', 'losses')
 # Removed flags and their defaults; a run with another value needs the code of TAG
 REMOVED = {
     'language_distill_w': 0.0, 'language_vectors': None, 'language_pseudoclass': False, 'language_pseudoclass_topk': 5,
@@ -70,7 +79,7 @@ def parse(arguments, defaults=None):
     if opt.merge_argparse_when_resuming and not opt.resume:
         raise UserError('--merge_argparse_when_resuming goes with --resume RUN_FOLDER, whose settings it changes')
     if opt.resume:
-        resuming.check(opt, settings, recorded_settings(opt))
+        check_resumption(opt, settings, recorded_settings(opt))
     choose_splits(opt)
     check(opt)
     return Flags(vars(opt))
@@ -141,7 +150,7 @@ def without_removed(place, settings):
     The settings, {flag: value}, without removed flags. Raises UserError if the run at `place` was trained with another
     value than the default of a removed flag.
     """
-    used = [f'--{name} {command_line.text_of(settings[name])}' for name, default in REMOVED.items()
+    used = [f'--{name} {text_of(settings[name])}' for name, default in REMOVED.items()
             if settings.get(name, default) != default]
     if settings.get('embed_init') == 'lda':
         used.append('--embed_init lda')
@@ -182,3 +191,109 @@ def checksums_of_files(settings):
     """
     found = {name: run_folder.file_checksum(settings.get(name)) for name in parameters.flags_with('file')}
     return {name: checksum for name, checksum in found.items() if checksum}
+
+
+def name_unread(opt, trained, evaluated):
+    """
+    Prints the given flags without effect: those that nothing has read in the first trained epoch, or with --n_epochs 0
+    in the evaluation. After the first evaluated epoch, it also names flags of the evaluation. To be called after each
+    epoch; each flag is named once.
+    """
+    found = unread(opt, trained, evaluated)
+    note(opt, *found)
+    if found and processes.is_main():
+        named = ', '.join(f'--{name} {text_of(value)}' for name, value in found.items())
+        print(f'Note: without effect in this run: {named}', file=sys.stderr)
+
+
+def unread(opt, trained, evaluated):
+    """
+    The flags of name_unread(), {flag: value}. A resumed run has the data and the network that it began with, and reads
+    fewer of their flags.
+    """
+    if not trained and opt.n_epochs:
+        return {}
+    groups = [*TRAINING]
+    if not opt.resume:
+        groups += BUILT
+    if evaluated:
+        groups.append('evaluation')
+    flags = parameters.flags_of_group(*groups)
+    defaults = parameters.defaults()
+    values = vars(opt)
+    return {name: values[name] for name in opt.given
+            if name in flags and not is_read(opt, name) and values[name] != defaults[name]}
+
+
+# --resume
+
+def check_resumption(opt, before, now):
+    """Raises UserError for flags that cannot change within a run. before, now: its settings, and those of --resume."""
+    merging = opt.merge_argparse_when_resuming
+    never = changes(before, now, 'never')
+    merge = [] if merging or never else changes(before, now, 'merge')
+    if never or merge:
+        instead = '' if never else 'add --merge_argparse_when_resuming, '
+        raise UserError(f'--resume {opt.resume}: cannot change within a run: {", ".join(never or merge)}; give the '
+                        f'flags that it was started with, {instead}or start a new run by --reproduce {opt.resume}')
+
+
+def changes(before, now, *kinds):
+    """The flags of these kinds, 'never' or 'merge', that differ between two settings, as texts with both values."""
+    kind = parameters.flags_with('resume')
+    before = parameters.defaults() | before
+    return [f'--{name} {text_of(value)} (was {text_of(before[name])})' for name, value in now.items()
+            if kind.get(name) in kinds and as_list(value) != as_list(before[name])]
+
+
+def require_unchanged(folder, description, files):
+    """Raises UserError if the data or the files of the run to continue have changed since it began."""
+    run_folder.require_same_data(folder, description)
+    not_compared = {'csv', 'splits'}                         # their contents are in the description of the data
+    if (folder / run_folder.LAST).exists():
+        not_compared.add('start_from')                       # no longer read, and that run may have gone on
+    run_folder.require_same_files(folder, {name: files[name] for name in files if name not in not_compared})
+
+
+def continue_run(opt, state, arguments, description):
+    """
+    Restores the run of --resume, whose Checkpoint is `state`, and records that it goes on.
+
+    description: the description of the data by datasets.select. Raises UserError where there is nothing to continue.
+    """
+    begins = {entry['at_epoch'] for entry in run_folder.read(state.folder).get('merged', [])}
+
+    def merges(epoch):
+        return opt.merge_argparse_when_resuming or epoch in begins
+
+    def differences(before, merging):
+        kinds = ['never'] if merging else ['never', 'merge']
+        return changes(before, state.settings, *kinds)
+
+    first = state.resume(differences, merges)
+    if first == 0:
+        last = reading.last_epoch(state.folder)
+        if last > 0:
+            raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {run_folder.LAST} to '
+                            f'continue from; start a new run with its settings by --reproduce {state.folder}')
+    if opt.n_epochs < first - 1:
+        raise UserError(f'--n_epochs {opt.n_epochs}: {state.folder} has trained {first - 1} epochs already')
+    if processes.is_main():
+        remove_temporary(state.folder)
+        merged = parameters.flags_with('resume', 'merge') if opt.merge_argparse_when_resuming else ()
+        run_folder.note_resumption(state.folder, state.settings, arguments, state.next_epoch, description, merged)
+
+
+def find_run(opt, recorded):
+    """
+    --auto_resume: the run with the `recorded` settings as (its folder, whether it is finished); None if there is none.
+    --n_epochs and flags that are no settings may differ; with another --n_epochs, it does not count as finished.
+    """
+    chosen = datasampler.chosen_later(opt)
+    settings = {name: value for name, value in parameters.settings_among(recorded).items()
+                if name not in {'n_epochs', *chosen}}
+    folder = reading.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings, chosen,
+                          parameters.files_among(recorded))
+    if folder is None:
+        return None
+    return folder, reading.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs

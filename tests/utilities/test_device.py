@@ -1,20 +1,20 @@
-"""utilities/machine.py: freed memory is reused."""
+"""utilities/device.py: freed memory is reused."""
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from utilities import machine
+from utilities import device
 
 ROOT = Path(__file__).parents[2]
 # prints the page faults of ten blocks of 32 MB, one after the other
 SCRIPT = '''
 import resource, sys
 import numpy as np
-from utilities import machine
+from utilities import device
 if 'keep' in sys.argv:
-    machine.keep_freed()
+    device.keep_freed()
 for number in range(12):
     if number == 2:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -28,14 +28,8 @@ def faults(*arguments):
                               text=True).stdout)
 
 
-@pytest.mark.skipif(not machine.has_glibc(), reason='the thresholds are those of glibc')
+@pytest.mark.skipif(not device.has_glibc(), reason='the thresholds are those of glibc')
 def test_freed_memory_is_reused():
     pages = 10 * (1 << 25) // 4096
     n_kept = faults('keep')
     assert n_kept < pages / 10 and faults() > n_kept
-
-
-def test_elsewhere_nothing_is_called(monkeypatch):
-    monkeypatch.setattr(machine.os, 'confstr_names', {})
-    monkeypatch.setattr(machine.ctypes, 'CDLL', lambda name: 1 / 0)
-    machine.keep_freed()
