@@ -1,4 +1,6 @@
 """Networks: a backbone with an embedding layer instead of its classifier."""
+import difflib
+
 from architectures import (
     bninception,
     conv4,
@@ -59,8 +61,11 @@ def find(arch):
 
 
 def unknown(arch, names, choices):
-    """The UserError for an --arch that is none of `names`; it gives the most similar name."""
+    """The UserError for an --arch that is none of `names`; it gives the most similar name, with the right suffixes."""
     prefix, colon, name = arch.rpartition(':')
+    for suffix in SUFFIXES:
+        for word in difflib.get_close_matches(suffix[1:], name.split('_')[1:], cutoff=0.75):
+            name = name.replace(f'_{word}', suffix)
     ending = name.removeprefix(parse(name)[0])
     near = nearest(name, [known + ending for known in names], prefix + colon)
     return UserError(f'--arch {arch}: unknown; {choices}; {" and ".join(SUFFIXES[:2])} may be appended{near}')

@@ -44,6 +44,22 @@ def join_statistics(layers, fraction):
         exchange.add_up(statistics)
 
 
+@contextmanager
+def used_by_one(network):
+    """In the block, which one process executes, a BatchNorm layer that would wait for the others raises UserError."""
+    def refuse(layer, inputs):
+        if layer.training:
+            raise UserError('the loss calls the embedding layer (f_embed) in process 0 only, where its BatchNorm would '
+                            'wait for the other processes: start one process, or use --embed_norm layer or none')
+    hooks = [module.register_forward_pre_hook(refuse) for module in network.modules()
+             if isinstance(module, torch.nn.SyncBatchNorm)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def synchronise(network):
     """Replaces the network's BatchNorm layers by layers that use the statistics of the whole batch on all GPUs."""
     if all(type(module) in OF_TORCH for module in network.modules() if isinstance(module, _BatchNorm)):

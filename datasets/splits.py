@@ -99,7 +99,7 @@ def scheme(opt, table):
 
 def check(opt):
     """Raises UserError for a fold that the split scheme does not have, and for splits that would be empty."""
-    if opt.fold and opt.split_scheme not in FOLDED:
+    if opt.fold and 'fold' in opt.given and opt.split_scheme not in FOLDED:
         raise UserError(f'--fold {opt.fold} goes with --split_scheme {", ".join(FOLDED)}')
     if opt.splits_step and not opt.splits:
         raise UserError(f'--splits_step {opt.splits_step} goes with --splits FILE, which has this step')

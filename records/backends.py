@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import os
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -71,6 +72,9 @@ class TensorBoard:
 
     def __init__(self, opt, folder, settings, start):
         from torch.utils.tensorboard import SummaryWriter
+        # files are read in the order of their names, which begin with the second of their start
+        while any((folder / 'tensorboard').glob(f'*.tfevents.{int(time.time())}.*')):
+            time.sleep(0.05)
         self.writer = SummaryWriter(folder / 'tensorboard', purge_step=start)
         self.last = start - 1
 

@@ -131,6 +131,19 @@ def test_a_run_killed_after_logging_has_no_epoch_twice_and_none_less(quick, tmp_
     assert all(logged[epoch][0]['test/e_recall@1'] == rows[epoch]['test/e_recall@1'] for epoch in rows)
 
 
+def test_tensorboard_reads_what_a_second_start_in_the_same_second_wrote(tmp_path, monkeypatch):
+    accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
+    writer = pytest.importorskip('tensorboard.summary.writer.event_file_writer')
+    monkeypatch.setattr(writer, '_global_uid', writer.AtomicCounter(9))          # the names end on 9, and on 10
+    for epoch in (1, 2):
+        written = backends.TensorBoard(None, tmp_path, {}, epoch)
+        written.log(epoch, {'loss': epoch}, {})
+        written.close(False)
+    events = accumulator.EventAccumulator(str(tmp_path / 'tensorboard'))
+    events.Reload()
+    assert [event.step for event in events.Scalars('loss')] == [1, 2]
+
+
 def test_a_backend_that_comes_late_gets_the_earlier_epochs(quick, run, tmp_path):
     pytest.importorskip('wandb')
     assert run(*quick, '--evaluation_metrics', 'e_recall@1', '--n_epochs', '1') == 0
