@@ -28,7 +28,11 @@ def built(factory, dim):
     if faiss is None:
         raise UserError(f'codes {factory}: it needs faiss: pip install faiss-cpu')
     with reported(factory):
-        return faiss.index_factory(dim, factory)
+        index = faiss.index_factory(dim, factory)
+    coder = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+    if isinstance(coder, faiss.IndexPQ):
+        coder.do_polysemous_training = False      # the order of codes: a minute for searches that are not made here
+    return index
 
 
 def filled(factory, points, gallery):

@@ -150,7 +150,7 @@ def test_what_the_user_must_change_is_said_once(quick, tmp_path):
     lines = error.splitlines()
     assert len(lines) == 5 and all(line.startswith('main.py: error: ') for line in lines), error
     assert '5.png: not a readable image' in lines[2]
-    assert '--bs 4 with 3 processes: a piece of the batch has a single image, and the BatchNorm' in lines[4]
+    assert '--embed_norm batch needs two images to normalise, and a piece of a batch of --bs 4' in lines[4]
     assert not list((tmp_path / 'runs').rglob('quick*')), 'no folder is left'
 
 
