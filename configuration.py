@@ -1,9 +1,9 @@
 """
 The flags of a run: from a run folder, --config files and the command line; what is recorded of them; and notes on given
-flags without effect, which nothing reads.
+flags that have no effect, because nothing reads them.
 
-Which flags --resume lets change, by their groups (never, merge or free); how a run is continued; and which run
---auto_resume continues.
+For --resume: which flags may change, by their groups (never, merge or free), and how a run is continued. For
+--auto_resume: which run is continued.
 """
 import sys
 from pathlib import Path

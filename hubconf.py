@@ -374,7 +374,7 @@ def _built(opt, loss, miner):
 def _take_call(loss, n_classes, embed_dim, criterion, arguments, named):
     """
     A hook that turns the arguments of a call (batch, labels, indices_tuple, ref_emb, ref_labels) into those of the
-    loss, and gives the tuples to its miners. Raises TypeError for keywords that no loss, or not this one, takes;
+    loss, and gives the tuples to its miners. Raises TypeError for keywords that the loss does not take;
     ValueError for tuples of another form, for tuples without a miner and for references that the loss does not take;
     and the errors of _labels_of_batch.
     """

@@ -64,8 +64,8 @@ def fit(opt, f_embed, features):
 
 def principal_components(features, dim):
     """
-    [dim, F]: the orthonormal directions of largest variance of features [N, F] in float64, the largest first. The
-    coefficient of largest magnitude of each is positive, on every machine.
+    [dim, F]: the orthonormal directions of largest variance of features [N, F] in float64, the largest first. In
+    each, the coefficient of largest magnitude is positive, so that all machines agree on the signs.
     """
     rows = torch.linalg.eigh(torch.cov(features.T))[1][:, features.shape[1] - dim:].T.flip(0)
     return rows * rows.gather(1, rows.abs().argmax(dim=1, keepdim=True)).sign()

@@ -14,8 +14,8 @@ def embeddings(n, n_classes, largest, n_queries, dim):
         n:         number of images, in `n_classes` classes of 2 to `largest` images.
         n_queries: number of queries, whose gallery are the other images; 0: each image is a query against all others.
 
-    Returns: [n, dim] float32 of norm 1 around random class centres, at distances that give RECALL, labels [n], and None
-    or [n] bool: the queries.
+    Returns: points [n, dim], float32 of norm 1, around random class centres at distances that give RECALL; labels [n];
+    and the queries, [n] bool, or None if all images are.
     """
     random = np.random.default_rng(0)
     sizes = np.full(n_classes, 2)

@@ -20,7 +20,7 @@ from utilities import libraries
 SHORT = ['precision_at_1', 'r_precision', 'map_at_r']
 DEEP = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'mAP_1000', 'mAP']
 NEIGHBOURS = 14              # number of neighbours that faiss finds: two more than the largest class of SOP has images
-# targets: SHORT is so many times as fast as AccuracyCalculator; DEEP takes at most DEEP_TARGET faiss searches
+# targets: how many times as fast as AccuracyCalculator SHORT is; the time of DEEP in faiss searches, at most
 SHORT_TARGETS = {'CUB': 1.5, 'Cars': 1.7, 'In-Shop': 1.8, 'SOP': 2.5}
 DEEP_TARGET = 1.1
 
@@ -65,7 +65,7 @@ def peers(points, labels, is_query=None):
 
 
 def ranking_row(size, dim, rounds):
-    """(seconds, MB): {name: number} of the peers, `short` and `deep`, the metrics of SHORT and DEEP."""
+    """(seconds, MB), each {name: number}: of the peers, and of `short` and `deep`, the metrics of SHORT and DEEP."""
     points, labels, is_query = embeddings(*size, dim)
     found = interleaved(peers(points, labels, is_query) | {
         'short': lambda: evaluation.compute(SHORT, points, labels, is_query),

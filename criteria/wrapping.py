@@ -4,10 +4,10 @@ From flags to a criterion: each loss of the sum --loss a+b, what is put around i
 A wrapper is a file with a function around(opt, build, miner) -> criterion. It is put around a loss if all flags of its
 SET_BY are set, and around the losses inside a loss, too, if it has INSIDE_LOSSES. It calls build(opt, miner) once or
 several times for the criterion inside it, with the flags and the miner for that criterion, and checks whether the
-criterion fits. If not, around() raises ValueError with a sentence; or it returns the criterion as it is, and another
-loss of the sum must fit, of the kind that NEEDS says. A function problem(opt) may return a sentence about flags that
-cannot work with any data, or None. A module with the attribute `criterion` hands on what the criterion inside it has:
-its optimizer groups, its distance and its log.
+criterion fits. If not, around() raises ValueError with a sentence; or it returns the criterion as it is, and then
+another loss of the sum must fit: NEEDS is the sentence for sums without one. A function problem(opt) may return a
+sentence about flags that cannot work with any data, or None. A module with the attribute `criterion` hands on what the
+criterion inside it has: its optimizer groups, its distance and its log.
 """
 import functools
 
@@ -159,9 +159,9 @@ def nested_builder(opt, miner):
 
 def hand_on(wrapper):
     """
-    Completes a criterion that contains others, as finished() does: its attribute `takes` also gets the names that they
-    take. If it contains one, as its attribute `criterion`, it also gets that criterion's distance if it has none of its
-    own, and its scalars for the log.
+    Completes a criterion that contains others, as finished() does, and adds the names that these take to its attribute
+    `takes`. If it has one as its attribute `criterion`, it also gets that one's distance, unless it has its own, and
+    that one's scalars for the log.
     """
     if hasattr(wrapper, 'takes'):                                 # the criterion inside, returned as it is
         return wrapper
@@ -175,7 +175,7 @@ def hand_on(wrapper):
 
 
 def add_inner_log(wrapper, arguments, loss):
-    """After a wrapper's forward(), which has set its `log` anew."""
+    """Adds the log of the criterion inside, after a wrapper's forward(), which has set its `log` anew."""
     wrapper.log = {**getattr(wrapper.criterion, 'log', {}), **wrapper.log}
 
 

@@ -320,7 +320,7 @@ def find(opt, name, layouts, where):
     """
     The first of `layouts`, paths below --source_path, that exists.
 
-    Raises UserError with `where`, the expected folders as trees and where to get the data, if there is none.
+    If there is none, raises UserError with `where`: the expected folders as trees, and where to get the data.
     """
     for layout in layouts:
         if os.path.exists(Path(opt.source_path) / layout):           # False for a name that is too long; a Path raises

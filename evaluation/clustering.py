@@ -57,7 +57,7 @@ class Contingency:
     The non-zero numbers of images of each class in each cluster. labels, clusters: [N] int64, from 0.
 
     information:  the mutual information of classes and clusters, in nats.
-    mean_entropy: of the classes and of the clusters.
+    mean_entropy: the mean of the entropies of the classes and of the clusters, in nats.
     """
 
     def __init__(self, labels, clusters):

@@ -87,7 +87,7 @@ class Pairs:
         return counts
 
     def class_threshold(self, label, rate):
-        """The threshold() of the pairs with one image of a class."""
+        """The threshold() of the pairs of one image of a class and one of another."""
         start, end = self.ends[label:label + 2]
         counts = 0
         for rows in chunks(np.arange(start, end), len(self.unit), CHUNK):
@@ -97,7 +97,7 @@ class Pairs:
 
 
 def histogram(similarities):
-    """[N_BINS] numbers of similarities [...] by bin: the distance from −1 in steps of 1 / STEPS, rounded."""
+    """[N_BINS]: how many similarities [...] are in each bin: the distance from −1 in steps of 1 / STEPS, rounded."""
     bins = (similarities * STEPS + (STEPS + 0.5)).astype(np.int64)
     return np.bincount(bins.ravel(), minlength=N_BINS)
 
@@ -123,8 +123,8 @@ def true_positive_rate(pairs, rate):
 
 def threshold_spread(pairs, rate):
     """
-    The standard deviation over classes of the distance at which `rate` of the pairs with one image of the class are
-    accepted; nan with one class.
+    The standard deviation over classes of the distance at which `rate` of the pairs of one image of the class and one
+    of another are accepted; nan with one class.
     """
     labels = range(len(pairs.n_negatives))
     bins = list(in_threads(lambda label: pairs.class_threshold(label, rate), labels, 'compare pairs'))

@@ -90,7 +90,7 @@ def listed_by(file):
 
 
 def lines_of_words(text, file):
-    """Yields (number, words as they are written) for each line with words, joined to the next one by a backslash."""
+    """Yields (number, words as they are written) for each line that has words; a backslash joins it to the next."""
     words = []
     for token in TOKEN.finditer(text):
         if token['word'] or token['open']:
@@ -110,7 +110,7 @@ def main_arguments(words, assigned, where):
     """
     The arguments of main.py in a line, given as its words; None for an assignment.
 
-    assigned: {name: value} of the lines before, to which an assignment is added. where: names the line in errors.
+    assigned: {name: value} of the lines before; an assignment is added to it. where: names the line in errors.
     """
     assignment = ASSIGNMENT.fullmatch(words[-1])
     if assignment and words[:-1] in ([], ['export']):

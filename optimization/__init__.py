@@ -1,6 +1,6 @@
 """
-The optimizers of a run: OPTIMIZERS, and select(), which builds them with the Schedule of their learning rates. The
-state of an optimizer from a checkpoint: whether it fits; its adaptation to the parameters' memory layout.
+The optimizers of a run: OPTIMIZERS, and select(), which builds them with the Schedule of their learning rates. Also
+whether the state of an optimizer from a checkpoint fits, and how it is adapted to the parameters' memory layout.
 """
 import argparse
 import inspect

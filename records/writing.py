@@ -145,7 +145,7 @@ def write_database(file, rows, spectra):
     values = [[int(row['epoch']), *(float(row[name]) if row.get(name) else None for name in names)] for row in rows]
     singular = [(int(row['epoch']), row['split'], int(name), float(text))
                 for row in spectra for name, text in row.items() if name.isdigit() and text]
-    file.with_name(f'{file.name}-journal').unlink(missing_ok=True)     # by which SQLite would change the new file
+    file.with_name(f'{file.name}-journal').unlink(missing_ok=True)     # SQLite would apply it to the new file
     with (atomic(file) as temporary, contextlib.closing(sqlite3.connect(temporary)) as connection, connection):
         connection.execute(f'CREATE TABLE log ({", ".join(columns)})')
         connection.executemany(f'INSERT INTO log VALUES ({", ".join("?" * len(columns))})', values)   # NaN becomes NULL

@@ -54,8 +54,8 @@ def selection_rule(opt, names):
 
 def scores(groups, names, rule):
     """
-    A table with a row per run that counts: dataset (Group.data), group, method, seed, and the columns `names`, nan
-    where a run has no value; and {column: sentences that name the runs without a value}.
+    A table and {column: sentences that name the runs without a value}. The table has a row per run that counts, with
+    dataset (Group.data), group, method, seed and the columns `names`, which are nan without a value.
     """
     rows = []
     missing = {}

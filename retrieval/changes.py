@@ -113,8 +113,8 @@ def fill(folder, network, transform, records, bs, kernels):
 
 def append(folder, content, photos, embeddings, replaced=()):
     """
-    Adds images, their records and embeddings [n, D], or with `replaced`, kinds of files, begins anew with them; returns
-    the content of the index.
+    Adds images, by their records and embeddings [n, D]; with `replaced`, kinds of files, they replace all others.
+    Returns the content of the index.
     """
     before = 0 if replaced else content['n_images']
     content = content | {'dim': embeddings.shape[1], 'n_images': before + len(photos)}

@@ -158,8 +158,8 @@ def nearest(search):
     """
     Compares each query with the gallery images of its own class and of other classes.
 
-    Returns the similarity of the nearest image of the own class [Q] (−inf where there is none) and of the other classes
-    [Q], float64, and whether the nearest of all is of the own class [Q]. Equal distances are ordered by index.
+    Returns three arrays [Q]: the similarity of the nearest image of the own class (−inf where there is none), that of
+    the nearest image of other classes, and whether the first is the nearer one. Equal distances are ordered by index.
     """
     shape = 2, len(search.query_index)                       # the own class, and the other classes
     images = np.full(shape, -1)
@@ -182,13 +182,13 @@ def top_answers(search):
 
 def calibrate(part, rate, seed):
     """
-    The threshold that at most `rate` of the unknown queries reach among the validation classes. Each query is searched
-    twice: with the images of its class in the gallery, and without them, as an unknown query.
+    The lowest threshold that at most `rate` of the unknown queries of the validation classes reach. Each query is
+    searched twice: with the images of its class in the gallery, and without them, as an unknown query.
 
     part: the Embedded of the validation split.
 
     Returns {'gallery_size', 'threshold', 'fpir', 'fnir'}, with 95 % percentile intervals of the last three from
-    resamples of the classes; those of the errors are at this threshold.
+    resamples of the classes; fpir and fnir of the resamples are at this threshold.
     """
     search = build_search(part, 0, seed)
     own, unknown, right = nearest(search)

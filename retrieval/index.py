@@ -38,7 +38,7 @@ class Index:
         self.run = self.content['run']
         self.network_id = self.content['network_id']
         self.open_set = self.content['open_set']
-        if isinstance(self.open_set, list):                  # by an earlier program: for several gallery sizes
+        if isinstance(self.open_set, list):                  # an older index: for several gallery sizes
             n_images = self.content['n_images']
             self.open_set = min(self.open_set, key=lambda row: abs((row['gallery_size'] or 0) - n_images))
         self.files = {kind: store.mapped(folder, self.content['files'].get(kind)) for kind in store.KINDS}

@@ -88,7 +88,7 @@ def no_threshold(opt, data):
 
 @full_precision()
 def save(opt, model, data, embedded, place):
-    """Calibrates a threshold, and prints it and writes it into the folder of the run or checkpoint `place`."""
+    """Calibrates a threshold, prints it, and writes it into the folder of the run or checkpoint `place`."""
     note_collapse({f'{split} split': part for split, part in embedded.items()})
     test = embedded['test']
     search = build_search(test, opt.share, opt.seed)
@@ -121,7 +121,7 @@ def save(opt, model, data, embedded, place):
 
 
 def table(row, test):
-    """The threshold, and the errors expected of it and found among the test classes, as text."""
+    """The threshold and its errors on the validation and the test classes, as text."""
     def cell(name):
         low, high = columns.interval(name)
         return f'{row[name]:.4f} [{row[low]:.4f}, {row[high]:.4f}]'

@@ -81,8 +81,8 @@ class KReciprocal(Search):
 
 def alpha_expanded(embeddings, labels, *roles, n=50, alpha=3.0, **more):
     """
-    A Search by cosine similarity in which each query, of norm 1, is the sum of itself and its n nearest gallery images
-    with the weights max(similarity, 0)^alpha, on the unit sphere. Cameras do not change neighbours.
+    A Search by cosine similarity. Each query is replaced by the sum of itself and its n nearest gallery images, with
+    the weights max(similarity, 0)^alpha, and scaled to norm 1. These images may be of the query's camera.
     """
     search = Search(on_the_sphere(embeddings), labels, *roles, **more)
     queries = search.queries
@@ -100,7 +100,7 @@ def alpha_expanded(embeddings, labels, *roles, n=50, alpha=3.0, **more):
 
 
 def searches(opt):
-    """What ranks, by method: arguments of a Search -> the Search."""
+    """{method: function from the arguments of a Search to the Search}"""
     return {'plain': Search,
             'kreciprocal': partial(KReciprocal, k1=opt.kreciprocal_k1, k2=opt.kreciprocal_k2,
                                    weight=opt.kreciprocal_lambda),

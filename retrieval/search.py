@@ -31,7 +31,7 @@ def built(factory, dim):
         index = faiss.index_factory(dim, factory)
     coder = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
     if isinstance(coder, faiss.IndexPQ):
-        coder.do_polysemous_training = False      # the order of codes: a minute for searches that are not made here
+        coder.do_polysemous_training = False      # it orders codes, in a minute, for searches not made here
     return index
 
 

@@ -28,9 +28,9 @@ def threshold_file(place):
 
 def calibrated(source, network_id):
     """
-    The threshold that was calibrated for the network of the run folder or checkpoint `source`, a dict of KEYS, and
-    None; or None, and the reason why there is none, a sentence, or None if none was asked for. Raises UserError if its
-    file is damaged.
+    (threshold, reason) for the network of the run folder or checkpoint `source`: the calibrated threshold, a dict of
+    KEYS, or None; and the sentence why there is none, or None if there is one or none was calibrated. Raises UserError
+    if the file is damaged.
     """
     file = threshold_file(source)
     try:

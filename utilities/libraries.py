@@ -1,6 +1,6 @@
 """
-Losses and miners of libraries by name: pml:ContrastiveLoss of pytorch-metric-learning, which only these need, and
-torch:MultiMarginLoss of torch.nn.
+Losses and miners of libraries by name: pml:ContrastiveLoss of pytorch-metric-learning, a package that nothing else in
+training needs, and torch:MultiMarginLoss of torch.nn.
 
 A loss of torch.nn is computed from the logits of a linear classifier of the embeddings, or from the pairs of a batch.
 The classifier is the one of criteria/linear_classifier.py, so that torch:CrossEntropyLoss without arguments is that
@@ -151,7 +151,7 @@ def reason(error):
 
 class PmlCriterion(torch.nn.Module):
     """
-    opt: loss = pml:NAME, loss_pml_lr, lr, n_classes, embed_dim. batchminer: a miner, or None, and the loss forms tuples
+    opt: loss = pml:NAME, loss_pml_lr, lr, n_classes, embed_dim. batchminer: a miner; None: the loss forms tuples
     itself. given: the arguments of the library's class.
     """
 
@@ -197,7 +197,7 @@ class PmlMiner:
 class TorchCriterion(torch.nn.Module):
     """
     A loss of torch.nn: of the logits batch weights^T + biases and the targets that TARGETS names; or of the
-    P = B (B - 1) / 2 pairs of a batch, whose memory grows with B^2 D, and 0, with a graph, where there are none.
+    P = B (B - 1) / 2 pairs of a batch, with memory that grows as B^2 D. Without pairs it is 0, with a graph.
 
     opt: loss = torch:NAME, loss_torch_lr, lr, n_classes, embed_dim. given: the arguments of torch.nn.NAME; a list, such
     as one weight per class, becomes a tensor.

@@ -1,6 +1,6 @@
 """
-How a loss is called, by its keywords and with the triplets or masks of its miner; and what is trained of it: its
-optimizer groups, and the optimizers that it owns.
+How a loss is called, by its keywords and with the triplets or masks of its miner; and what it trains: its optimizer
+groups, and the optimizers that it owns.
 """
 import functools
 import inspect
@@ -18,7 +18,7 @@ def finished(criterion):
     """
     Completes the criterion that a loss's file made: it ignores keywords that its `forward` does not take, and has
     parameter_groups() and the attribute `takes`, the names of the keywords of its `forward`. If its constructor has set
-    the attribute `inputs`, that list replaces the COSTLY ones among them.
+    the attribute `inputs`, that list replaces the COSTLY names among them.
     """
     taken = inspect.signature(criterion.forward).parameters
     if not any(argument.kind is argument.VAR_KEYWORD for argument in taken.values()):
@@ -62,7 +62,7 @@ def triplets_from_counts(positives, negatives):
 def from_columns(columns, batch):
     """
     Columns of indices: (anchors, positives, negatives) -> triplets [T, 3]; (anchors, positives, anchors, negatives),
-    for pairs -> masks of positive and negative pairs, bool [B, B], or int64 if a pair is listed several times, which
+    for pairs -> masks of positive and negative pairs, bool [B, B]; if a pair is listed several times, int64 [B, B] that
     say how often each pair counts. Raises ValueError for columns of different lengths, and for indices outside the
     batch.
     """

@@ -41,7 +41,7 @@ def positive_ranks(search, depth=np.inf, backend='auto'):
 def faster_way(search, depth):
     """
     'count' or 'sort', whichever is usually faster on the CPU. Counting looks up nearly all scores where classes are
-    large and all ranks matter. The limits are from python -m a sweep at recall@1 of 0.3 to 0.99.
+    large and all ranks matter. The limits were measured at recall@1 of 0.3 to 0.99.
     """
     most = MOST_SHORT if np.all(depth <= search.n_positives) else MOST_DEEP
     return 'count' if len(search.gallery) >= FEW and search.n_positives.mean() <= most else 'sort'

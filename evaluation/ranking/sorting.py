@@ -43,7 +43,7 @@ def sorted_ranks(search, part, depth):
         ranks[row[number], slot[number]] = (1 + np.count_nonzero(others > score[number])
                                             + np.count_nonzero(others[:place] == score[number]))
     close = exists & (margins > 0) & (mine + margins >= least[:, None])
-    cut = close & (mine - margins <= least[:, None])       # images below the highest may be within the margin
+    cut = close & (mine - margins <= least[:, None])       # scores that are not kept may be within the margin
     clear &= ~cut.any(axis=1)
     for number in np.flatnonzero(close.any(axis=1) & clear):
         own, margin = mine[number, exists[number]], margins[number, exists[number]]
