@@ -3,7 +3,6 @@ import contextlib
 import errno
 import os
 import resource
-import socket
 import stat
 import threading
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 import Evaluate_Ensemble
 import Evaluate_Network
-import main
 import Result_Evaluations
 import Retrieve_Images
 from evaluation import pictures, protocol
@@ -126,18 +124,6 @@ def test_other_errors_of_the_system_keep_their_traceback(tmp_path):
         errors.exit_code('x.py', fail)
 
 
-@pytest.mark.parametrize('script, arguments', [
-    (main, '--resume {long}'), (main, '--reproduce {long}'), (main, '--evaluate {long}'), (Evaluate_Network, '{long}'),
-    (Retrieve_Images, 'query x {long}'), (Retrieve_Images, 'index x {long} --out {out}'),
-    (Result_Evaluations, '--runs {long}')])
-def test_a_path_that_is_too_long_is_named(script, arguments, tmp_path, capsys):
-    long = 300 * 'a'
-    arguments = arguments.format(long=long, out=tmp_path / 'out').split()
-    assert script.main(arguments) == 2
-    error = capsys.readouterr().err
-    assert long in error and len(error.splitlines()) == 1
-
-
 LINES = {'latex': (Result_Evaluations, '--runs {runs} --latex {out}'),
          'rows': (Result_Evaluations, '--runs {runs} --rows {out}'),
          'json': (Retrieve_Images, 'query {index} {photos} --json {out}'),
@@ -166,27 +152,3 @@ def test_pipes_are_written_into_and_links_followed(name, places, tmp_path, capsy
     assert len(contents) == 2 and contents[0] == contents[1] != b'before' and len(contents[0]) > 20
     assert sorted(path.name for path in tmp_path.iterdir()) == ['elsewhere', 'link', 'pipe']
     assert [path.name for path in target.parent.iterdir()] == ['target']
-
-
-def test_character_devices_are_written_into(tmp_path):
-    full = tmp_path / 'full'
-    try:
-        os.mknod(full, stat.S_IFCHR | 0o666, os.makedev(1, 7))       # as /dev/full
-        full.open('wb').close()
-    except OSError:
-        pytest.skip('devices cannot be made here')
-    files.require_writable(full, '--csv')
-    with pytest.raises(Unwritable, match='full: its disk is full'):
-        files.write_text(full, 'text')
-    files.write_csv(full, [])
-    assert stat.S_ISCHR(full.stat().st_mode)
-
-
-def test_sockets_and_folders_are_refused(tmp_path):
-    with socket.socket(socket.AF_UNIX) as opened:
-        opened.bind(str(tmp_path / 's'))
-        for path, sentence in ((tmp_path / 's', 's is a socket'), (tmp_path, 'is a folder; give the name of a file')):
-            with pytest.raises(UserError, match=sentence):
-                files.write_text(path, 'text')
-            with pytest.raises(UserError, match='folder|socket'):
-                files.require_writable(path, '--csv')

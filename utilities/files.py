@@ -29,7 +29,7 @@ def atomic(path):
     without an exception. The target of a link is replaced, and not the link; into a pipe or a device, the content is
     written.
 
-    Raises UserError if `path` is a folder, a socket or a disk, and Unwritable where the disk is full or refuses access.
+    Raises UserError if `path` is a folder or a disk, and Unwritable where the disk is full or refuses access.
     """
     if is_stream(path):
         with tempfile.TemporaryDirectory() as folder, writing(path):
@@ -58,8 +58,8 @@ def is_stream(path):
         return False
     if stat.S_ISDIR(mode):
         raise UserError(f'{path} is a folder; give the name of a file')
-    if stat.S_ISSOCK(mode) or stat.S_ISBLK(mode):
-        raise UserError(f'{path} is a {"socket" if stat.S_ISSOCK(mode) else "disk"}; give the name of a file')
+    if stat.S_ISBLK(mode):
+        raise UserError(f'{path} is a disk; give the name of a file')
     is_of_process = os.path.abspath(path).startswith(('/dev/std', '/dev/fd/', '/proc/'))       # open, maybe as a file
     return not stat.S_ISREG(mode) or is_of_process
 
