@@ -200,15 +200,20 @@ def build_pool(opt, embedded, split, level):
     cameras = np.concatenate([part.images.groups for part in parts]) if level == 'across' else None
     norms = None if own.norms is None else np.concatenate([part.norms for part in parts])
     labels = np.unique(names, return_inverse=True)[1]
-    images = [part.images for part in parts]
-    levels = None                                          # of super-classes, [N, K]
-    if not any(None in names for own in images for names in own.levels):
-        named = [np.concatenate([np.array(names, dtype=str)[own.labels]
-                                 for names, own in zip(several, images, strict=True)])
-                 for several in zip(*(own.levels for own in images), strict=True)]
-        levels = np.stack([np.unique(names, return_inverse=True)[1] for names in named], axis=1)
+    levels = stack_superclasses([part.images for part in parts])
     return Pool(embeddings, labels, is_query=is_query, in_gallery=in_gallery, groups=groups, cameras=cameras,
                 levels=levels, norms=norms)
+
+
+def stack_superclasses(parts):
+    """[N, K] int64: the super-classes at K levels of the images of several ImageSets; None where there are none."""
+    levels = []
+    for several in zip(*(images.levels for images in parts), strict=True):
+        if any(None in names for names in several):
+            return None
+        named = [np.array(names, dtype=str)[images.labels] for names, images in zip(several, parts, strict=True)]
+        levels.append(np.unique(np.concatenate(named), return_inverse=True)[1])
+    return np.stack(levels, axis=1)
 
 
 def metric_and_level(name):

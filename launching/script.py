@@ -30,7 +30,7 @@ PIECE = re.compile(rf"""
   | \\(?P<escaped>.)
   | (?P<bare>{VARIABLE})
   | (?P<home>^~(?=/|$))
-  | (?P<shell>[;&|<>()$`*?\[{{~])                                 # what only a shell can interpret
+  | (?P<shell>[;&|<>()$`*?\[{{~])                                 # text that only a shell can interpret
   | (?P<plain>.)
 """, re.VERBOSE | re.DOTALL)
 IN_DOUBLE_QUOTES = re.compile(rf'\\(?P<escaped>[$`"\\\n])|(?P<variable>{VARIABLE})|(?P<shell>[$`])')
