@@ -86,20 +86,38 @@ class Pairs:
         self.in_tiles(add)
         return counts
 
-    def class_threshold(self, label, rate):
-        """The threshold() of the pairs of one image of a class and one of another."""
-        start, end = self.ends[label:label + 2]
+    def class_thresholds(self, rate):
+        """[C] for each class, the threshold() of the pairs with one image of it."""
+        size = max(1, CHUNK // len(self.unit))                         # images whose similarities are held at a time
+        first = np.unique(np.searchsorted(self.ends, np.arange(0, len(self.unit), size), 'right') - 1)
+        groups = list(zip(first, [*first[1:], len(self.n_negatives)], strict=True))
+        found = in_threads(lambda group: self.thresholds_of(*group, rate), groups, 'compare pairs')
+        return np.concatenate(list(found))
+
+    def thresholds_of(self, first, last, rate):
+        """[c] class_thresholds() of the classes from `first` up to but not including `last`."""
+        found = []
         counts = 0
-        for rows in chunks(np.arange(start, end), len(self.unit), CHUNK):
+        for rows in chunks(np.arange(*self.ends[[first, last]]), len(self.unit), CHUNK):
             similarities = self.similarities(slice(rows[0], rows[-1] + 1), slice(None))
-            counts = counts + histogram(np.delete(similarities, slice(start, end), axis=1))
-        return threshold(counts, rate * self.n_negatives[label])
+            for label in np.unique(self.labels[rows]):
+                start, end = self.ends[label:label + 2]
+                own = similarities[self.labels[rows] == label]
+                counts = counts + histogram(np.delete(own, slice(start, end), axis=1))
+                if end <= rows[-1] + 1:                                # the class ends in these rows
+                    found.append(threshold(counts, rate * self.n_negatives[label]))
+                    counts = 0
+        return found
 
 
 def histogram(similarities):
-    """[N_BINS]: how many similarities [...] are in each bin: the distance from −1 in steps of 1 / STEPS, rounded."""
-    bins = (similarities * STEPS + (STEPS + 0.5)).astype(np.int64)
-    return np.bincount(bins.ravel(), minlength=N_BINS)
+    """[N_BINS] numbers of similarities [...] by their rounded values."""
+    return np.bincount(rounded(similarities).ravel(), minlength=N_BINS)
+
+
+def rounded(similarities):
+    """[...] int64 bins: the distance from −1 in steps of 1 / STEPS, rounded."""
+    return (similarities * STEPS + (STEPS + 0.5)).astype(np.int64)
 
 
 def threshold(counts, limit):
@@ -121,14 +139,14 @@ def true_positive_rate(pairs, rate):
     return positives[threshold(negatives, rate * negatives.sum()):].sum() / positives.sum()
 
 
+def class_thresholds(pairs, rate):
+    """[C] for each class, the distance at which `rate` of the pairs with one image of it are accepted."""
+    return distance(pairs.class_thresholds(rate))
+
+
 def threshold_spread(pairs, rate):
-    """
-    The standard deviation over classes of the distance at which `rate` of the pairs of one image of the class and one
-    of another are accepted; nan with one class.
-    """
-    labels = range(len(pairs.n_negatives))
-    bins = list(in_threads(lambda label: pairs.class_threshold(label, rate), labels, 'compare pairs'))
-    return distance(np.array(bins)).std() if len(bins) > 1 else np.nan
+    """The standard deviation over classes of class_thresholds; nan with one class."""
+    return class_thresholds(pairs, rate).std() if len(pairs.n_negatives) > 1 else np.nan
 
 
 def utilities(pairs, distances):
@@ -171,12 +189,19 @@ def opis(pairs):
     Threshold-Consistent Margin Loss for Open-World Deep Metric Learning, ICLR 2024, https://arxiv.org/abs/2307.04047.
     nan, with a note, if the first distance is 0: rounding errors would decide which equal embeddings are accepted.
     """
-    if not pairs.n_positives.any() or not pairs.n_negatives.any():
+    found = operating_range(pairs)
+    if found is None:
         return np.nan
-    negatives = pairs.histograms[1]
-    low, high = (distance(threshold(negatives, rate * negatives.sum())) for rate in RATES)
-    if low == 0:
+    if found[0] == 0:
         print(f'Note: opis is not defined (nan): more than {RATES[0]:.0%} of the pairs of two classes have the same '
               'embedding, so that rounding errors would decide which of them are accepted.', file=sys.stderr)
         return np.nan
-    return utilities(pairs, np.linspace(low, high, N_THRESHOLDS)).var(axis=0).mean()
+    return utilities(pairs, found).var(axis=0).mean()
+
+
+def operating_range(pairs):
+    """[N_THRESHOLDS] the distances of OPIS; None if no two images are of one class, or all are."""
+    if not pairs.n_positives.any() or not pairs.n_negatives.any():
+        return None
+    negatives = pairs.histograms[1]
+    return np.linspace(*(distance(threshold(negatives, rate * negatives.sum())) for rate in RATES), N_THRESHOLDS)
