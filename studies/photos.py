@@ -16,6 +16,7 @@ from utilities import plotting
 from utilities.text_tables import markdown
 
 FOLDER = Path(__file__).parent
+ROWS = FOLDER / 'rows'
 TIERS = {'finetuned': 'Photos', 'frozen': 'Frozen'}           # {part of photos.yaml: prefix of groups}
 NOT_RUN, ONE_SEED = 'not run yet', 'one seed so far'            # in place of an answer
 FIXED = ('Untrained', 'Untrained_512')                        # settings without randomness
@@ -29,16 +30,20 @@ def registered():
     return yaml.safe_load((FOLDER / 'photos.yaml').read_text(encoding='utf-8'))
 
 
-def read(tier, rows=FOLDER / 'rows'):
+def of_classes(file):
+    """The file of class_values beside a file of rows."""
+    return file.with_name(f'{file.stem}_classes.csv')
+
+
+def read(tier, rows=ROWS):
     """
     The runs of a tier so far: {set: ({setting: {seed: Run}}, {setting: {seed: (MAP@R per class [C], n queries [C])}})}.
     Raises UserError where runs on one set were evaluated on different test images.
     """
     file = rows / f'{TIERS[tier].lower()}.csv'
     found = {name: ({}, {}) for name in registered()['sets']}
-    values = class_values.read(file.with_name(f'{file.stem}_classes.csv'))
     contents = {(run.group, run.seed, 0): run for run in final_rows.read(file)}
-    contents |= {(group, seed, 1): of_classes for (group, seed), of_classes in values.items()}
+    contents |= {(group, seed, 1): values for (group, seed), values in class_values.read(of_classes(file)).items()}
     for (group, seed, place), content in contents.items():
         _, name, setting = group.split('_', 2)
         if name in found:                                     # other sets have no questions
@@ -153,7 +158,9 @@ def findings(tier, found):
             words = {'within': f'no more than {bound:g} point apart'}
             if 'correlation' in question:
                 words = {'within': f'within ± {bound:g}', 'more': 'positive', 'less': 'negative'}
-            word = estimates.answer(estimate, bound)
+            if 'spread' in question:
+                words = {'within': f'at most {bound:g} point', 'more': f'more than {bound:g} point'}
+            word = estimates.answer(estimate, bound, bound if 'spread' in question else 0)
             word = ONE_SEED if np.isnan(estimate.half) else words.get(word, word)
         lines.append((question, name, estimate, word))
     return lines
@@ -182,7 +189,7 @@ def answer_table(tier, found):
                      n_seeds(runs, settings_of(question))]
         title, predicted = (question[key] if is_first else '' for key in ('title', 'predicted'))
         rows.append([title, name, *cells, predicted, word])
-    return markdown(['question', 'photos', 'MAP@R', 'over test classes', 'R@1', 'seeds', 'predicted', 'answer'], rows)
+    return markdown(['question', 'photos', 'effect', 'over test classes', 'R@1', 'seeds', 'predicted', 'answer'], rows)
 
 
 def short_table(found):
@@ -252,10 +259,11 @@ def origin(tier, found):
         variances = estimates.variances(tested, FIXED)
         if variances.freedom:
             p = estimates.equal_variances(tested, FIXED)
-            common, rest = (rounded(np.sqrt(variance), '', 2) for variance in variances[:2])
-            texts.append(f'Standard deviation of the seeds on {name}: {common} points in common to all settings, '
-                         f'{rest} beside ({variances.freedom} degrees of freedom; equal in all settings: p = '
-                         f'{rounded(p, "", 2)}).')
+            common, rest = (rounded(np.sqrt(max(0, variance)), '', 2) for variance in variances[:2])
+            equal = '< 0.01' if p < .01 else f'= {rounded(p, digits=2)}'
+            texts.append(f'Standard deviation of the seeds on {name}: {common} points in common to all settings '
+                         f'(degrees of freedom: {variances.freedom_of_seeds}), {rest} beside ({variances.freedom}; '
+                         f'equal in all settings: p {equal}).')
     return ' '.join(texts)
 
 

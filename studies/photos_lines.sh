@@ -8,6 +8,7 @@ data=${DATA:-Datasets}
 sets=${SETS:-birds cars}
 rows=${ROWS:-$(dirname "${BASH_SOURCE[0]}")/rows}
 n_known=0
+case $sets in *_*) echo "SETS='$sets': a name in it must have no _, which separates the parts of a group" >&2; exit 2 ;; esac
 
 # missing FILE GROUP FLAG...: a run of each of `seeds` that has no row in FILE.
 missing() {

@@ -49,6 +49,9 @@ def main(arguments=None):
     found = {STUDY.fullmatch(folder.name).groups(): best_trial(folder) for folder in folders}
     if not found:
         raise UserError(f'{opt.studies}: it has no searches of studies/Frozen_Searches.sh')
+    for key, flags in found.items():
+        if not flags:
+            print(f'{" ".join(key)}: its search has not ended, and is left out')
     settings = read(FILE) if FILE.exists() else {}
     settings |= {key: flags for key, flags in found.items() if flags}
     FILE.parent.mkdir(exist_ok=True)

@@ -25,6 +25,11 @@ def test_the_rule_for_answers(ends, expected):
     assert estimates.answer(Estimate(sum(ends) / 2, *ends), 1) == expected
 
 
+@pytest.mark.parametrize('ends, expected', [((.2, .9), 'within'), ((.2, 1.1), 'open'), ((1.1, 1.3), 'more')])
+def test_a_spread_is_more_than_the_bound_or_open(ends, expected):
+    assert estimates.answer(Estimate(sum(ends) / 2, *ends), 1, 1) == expected
+
+
 def test_a_difference_over_the_same_seeds_is_that_of_the_paired_t_test():
     one, other = {2: 16.0, 3: 16.4, 4: 17.1, 5: 16.2}, {2: 15.0, 3: 15.9, 4: 15.7, 5: 15.8}
     found = estimates.difference({'a': one, 'b': other}, ['a'], ['b'], level=.99)
@@ -44,7 +49,8 @@ def test_variances_of_a_balanced_table_are_those_of_the_analysis_of_variance():
     rests = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
     rest = np.square(rests).sum() / (3 * 4)
     found = estimates.variances(points, ['Untrained'])
-    assert found == pytest.approx((table.var(axis=1, ddof=1).mean() - rest, rest, 4, 12))
+    assert found == pytest.approx((table.var(axis=1, ddof=1).mean() - rest, rest, 4, 12, 4))
+    assert found.of_mean == pytest.approx(table.mean(axis=0).var(ddof=1))
     assert estimates.equal_variances(points, ['Untrained']) == pytest.approx(stats.bartlett(*rests).pvalue)
 
 
@@ -68,6 +74,26 @@ def test_intervals_hold_as_often_as_they_say(common):
         held.append([pair.low <= effects[0] - effects[1] <= pair.high, mean.low <= effects.mean() <= mean.high,
                      spread.low <= 1 <= spread.high])
     assert (abs(np.mean(held, axis=0) - .9) < .06).all()
+
+
+@pytest.mark.parametrize('n_seeds', [2, 3])
+@pytest.mark.parametrize('common', [0, .3])
+def test_intervals_that_hold_at_once_are_wide_enough_with_few_seeds(n_seeds, common):
+    """The mean over settings has n_seeds - 1 degrees of freedom, since their common part does not cancel out in it."""
+    random = np.random.default_rng(4)
+    effects = np.arange(10.)
+    level = estimates.simultaneous(23)
+    held = []
+    for _ in range(400):
+        points = drawn(random, effects, n_seeds, common, .3)
+        mean = estimates.difference(points, range(10), [], level)
+        spread = estimates.spread(points, range(6), level)
+        one = estimates.difference(points, [0], [], level)
+        held.append([mean.low <= effects.mean() <= mean.high, spread.low <= np.std(effects[:6], ddof=1) <= spread.high,
+                     one.low <= 0 <= one.high])
+    assert (np.mean(held, axis=0) > .99).all()
+    of_seeds = np.mean([[*values.values()] for values in points.values()], axis=0)
+    assert mean.half == pytest.approx(stats.t.ppf((1 + level) / 2, n_seeds - 1) * stats.sem(of_seeds))
 
 
 def test_the_spread_leaves_out_that_of_the_seeds():

@@ -161,7 +161,7 @@ def test_tables_say_how_many_seeds_and_which_devices(found):
     untrained, = (line for line in made['settings'].splitlines() if 'Untrained' in line)
     assert untrained.startswith('| Untrained | ') and '±' not in untrained and untrained.endswith(' | 1 |')
     assert made['finetuned origin'].startswith('21 runs so far, 10.5 hours of epochs, on AMD EPYC; commits 01234567.')
-    assert ' beside (9 degrees of freedom; equal in all settings: p = ' in made['finetuned origin']
+    assert ' beside (9; equal in all settings: p = ' in made['finetuned origin']
     assert made['frozen origin'].startswith('0 runs so far')
     short = made['photos in short']
     assert '| Is training better than untrained features? | ' in short and 'not run yet' in short       # on cars
