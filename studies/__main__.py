@@ -1,9 +1,8 @@
 """
 Writes the tables of the study on photos into their places in docs/results.md and README.md, and the picture of density
 against R@1, from the rows in studies/rows. The prose of the pages stands in the pages.
-
-python -m studies
 """
+import argparse
 import sys
 from pathlib import Path
 
@@ -27,6 +26,7 @@ def main(root=ROOT):
 
 
 if __name__ == '__main__':
+    argparse.ArgumentParser('python -m studies', description=__doc__).parse_args()
     with errors.reported('studies') as end:
         main()
     sys.exit(end.code)
