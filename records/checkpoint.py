@@ -32,8 +32,7 @@ class Checkpoint:
     best:     {'<split>_<metric>': the row of log.csv where it was best}.
     row:      the last row that has metrics.
     records:  the result of Records.contents() at the last save; None for a new run.
-    origin:   the result of origin(): the id of the run, by which a checkpoint of another run is recognised, and the
-              hashes of its data.
+    origin:   the result of origin(): the id of the run, and the hashes of its data.
     next_epoch: the epoch after the one that resume() has restored; 0 for a new run.
 
     Process 0 alone saves; all processes resume.
@@ -94,7 +93,7 @@ class Checkpoint:
     def resume(self, differences=lambda settings, merging: [], merges=lambda epoch: False):
         """
         Restores the last state; returns the next epoch, which is 0 if there is no checkpoint yet. Raises UserError if
-        the checkpoint is damaged, is of another run, or does not fit the flags.
+        the checkpoint is damaged or does not fit the flags.
 
         differences: function of a checkpoint's settings and of what `merges` says; returns sentences on the settings
                      that differ, although no resumption can have changed them.

@@ -13,7 +13,7 @@ from criteria.distillation import Distilled, distillation_loss
 from datasets.loading import TrainingLoader
 from evaluation.embedding import network_input
 from records import checkpoint
-from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
+from tests.helpers import assert_resumes_exactly, assert_same_end, folder_of, printed_metrics, rows_of
 
 F64 = torch.float64
 FEW = ['--evaluation_metrics', 'e_recall@1']
@@ -87,6 +87,11 @@ def teacher(quick, run, tmp_path, kept):
         assert run(*quick, *FEW, '--n_epochs', '1', *TEACHER) == 0
         shutil.copytree(folder, kept)
     return shutil.copytree(kept, folder, dirs_exist_ok=True)
+
+
+def test_a_run_with_a_trained_teacher_is_continued_exactly(teacher, quick, run, tmp_path):
+    assert_resumes_exactly(run, tmp_path, [*quick, *FEW, '--distill', teacher / 'checkpoint_last.pt', '--micro_bs', '5',
+                                           '--distill_T', '0.2', '--loss', 'margin+softmax'])
 
 
 def test_weight_0_is_no_teacher_to_the_bit_and_no_forward_pass(teacher, quick, run, tmp_path, monkeypatch, capsys):

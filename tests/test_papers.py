@@ -92,16 +92,31 @@ def test_the_page_has_the_reported_number_of_every_recipe():
         assert f'with {backbone}.' in header
 
 
-def test_numbers_that_are_derived_from_those_of_the_publications():
+def test_numbers_of_the_publications():
+    """A few of each kind, read from the publications' own files: rates, batches, steps, and what is derived."""
     def flags(name):
         return parse(ROOT / 'configs' / 'papers' / f'{name}.yaml')
 
+    opt = flags('proxyanchor_resnet50_cars196')
+    assert (opt.bs, opt.lr, opt.warmup, opt.tau, opt.gamma, opt.clip_grad_value) == (
+        120, 1e-4, 5, [10, 20, 30, 40, 50], .5, 10)
     for data, lr, proxies in [('cub200', .004, 400), ('online_products', .024, 240), ('inshop', .024, 2400)]:
         opt = flags(f'proxynca_pp_{data}')
         assert opt.lr == lr and opt.lr * opt.loss_proxynca_pp_lrmulti == pytest.approx(proxies)
-    assert flags('hier_dino_inshop').fc_lr == pytest.approx(100 * 5e-6)
+    opt = flags('recallatk_vit_b16_online_products')
+    assert (opt.bs, opt.micro_bs, opt.samples_per_class, opt.lr, opt.tau) == (4000, 100, 4, 5e-5, [25, 50])
+    for data, n_pairs in [('cub200', 72), ('cars196', 72), ('online_products', 2), ('inshop', 2)]:
+        opt = flags(f'hyp_dino_{data}')
+        assert opt.loss_weights == [n_pairs] and opt.lr == 1e-5 and opt.clip_grad == 3 and opt.crop_scale == [.2, 1]
+    opt = flags('hier_dino_inshop')
+    assert opt.fc_lr == pytest.approx(100 * 5e-6) and opt.adam_eps == 1e-4
+    for data, decay in [('cub200', .01), ('cars196', .01), ('online_products', 1e-4), ('inshop', 1e-4)]:
+        vit, dino, resnet = networks = [flags(f'hier_{network}_{data}') for network in ('vit', 'dino', 'resnet50')]
+        assert all(opt.loss_decay == opt.decay == decay for opt in networks)
+        assert vit.freeze == dino.freeze == 'stem' and resnet.freeze == 'none' and resnet.pool == 'avg_max'
     for name in ('deit_cub200', 'deit_online_products', 'resnet50_cub200', 'resnet50_online_products'):
         opt = flags(f'roadmap_{name}')
+        assert 'deit' not in name or opt.decay == 5e-4
         crop = transforms.select(opt, 224)[0].transforms[0 if opt.crop_scale else 1]
         assert (list(crop.scale), list(crop.ratio)) == ([.16, 1], [.75, 1.33])
     opt = flags('softtriple_cars196')

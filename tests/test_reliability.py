@@ -186,6 +186,15 @@ def test_splits_that_are_cut_off_are_refused_by_readers_and_restored_by_a_resume
 
 # Hostile files
 
+@pytest.mark.parametrize('optimizer', [[1], {'state': 1, 'param_groups': 2}])
+def test_a_hostile_checkpoint_is_a_sentence(optimizer, half, resume):
+    states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
+    torch.save(states | {'optimizer': optimizer}, half / 'checkpoint_last.pt')
+    code, _, error = resume(half)
+    assert_refused(code, error)
+    assert 'its optimizer does not fit' in error
+
+
 @pytest.mark.parametrize('name, value', [('embed_dim', 10 ** 9), ('embed_layers', [10 ** 9]), ('lora_rank', 10 ** 9)])
 def test_a_size_that_no_weights_have_is_refused_before_memory_is_taken(name, value, half, run, capsys, tmp_path):
     states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
@@ -278,17 +287,28 @@ def test_temporary_files_of_a_killed_process_are_removed(half, resume):
 
 # Signals
 
-def test_a_signal_stops_a_run_with_data_workers_which_then_ends_as_undisturbed(quick, trained, tmp_path):
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_run_with_data_workers_which_then_ends_as_undisturbed(number, quick, trained, tmp_path):
     folder, log = folder_of(tmp_path), tmp_path / 'log.txt'
     process = started(log, MAIN, *quick, *FEW, '--kernels', '2')
     wait_for(folder.exists)                                         # main.py has begun to listen
-    time.sleep(random.uniform(0, .3))
+    time.sleep(random.Random(int(number)).uniform(0, .3))
     if process.poll() is None:
-        os.kill(process.pid, signal.SIGTERM)
+        os.kill(process.pid, number)
     assert process.wait(60) in (130, 0)
     assert started(log, MAIN, '--resume', folder).wait(120) == 0
     assert_same_end(trained['whole'], folder)
     assert 'Traceback' not in log.read_text() and not list(folder.rglob('.*'))
+
+
+def test_a_killed_run_is_resumed_at_once_though_its_data_workers_live_on(quick, tmp_path):
+    log, folder = tmp_path / 'log.txt', folder_of(tmp_path)
+    process = started(log, MAIN, *quick, *FEW, '--kernels', '2', '--n_epochs', '500')
+    wait_for(lambda: (folder / 'log.csv').exists() and len(reading.read_rows(folder / 'log.csv')) >= 2)
+    process.kill()
+    process.wait(60)
+    n_epochs = int(reading.read_rows(folder / 'log.csv')[-1]['epoch']) + 2
+    assert started(log, MAIN, '--resume', folder, '--n_epochs', str(n_epochs)).wait(120) == 0, log.read_text()
 
 
 def test_a_second_ctrl_c_ends_at_once_and_data_workers_ignore_the_first():

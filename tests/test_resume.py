@@ -139,13 +139,16 @@ def test_a_finished_run_is_extended_and_other_changes_are_noted(quick, run, tmp_
     '--daml --daml_layers 20 --daml_delay 4 --loss margin+proxyanchor --batch_mining distance+none --warmup 2 '
     '--loss_proxyanchor_lrmulti 10',
     '--loss linear_classifier+center --batch_mining none --loss_weights 1 0.1 --loss_linear_classifier_lr 0.01',
-    '--loss triplet+margin --batch_mining parametric --miner_parametric_adapt --miner_parametric_update_every 2 '
+    '--loss triplet+margin --batch_mining parametric --miner_parametric_adapt --miner_parametric_update_every 1 '
     '--use_tv_split --tv_split_by_samples --tv_split_perc 0.5',
+    '--loss triplet --batch_mining parametric --miner_parametric_adapt --miner_parametric_update_every 1 '
+    '--miner_parametric_learning reinforce --use_tv_split --tv_split_by_samples --tv_split_perc 0.5',
     '--data_sampler fid_batchmatch --data_mb_mom 0.5 --data_sampler_lowproj_dim 8 --data_batchmatch_bigbs 24 '
     '--batch_mining random',
     '--distill ema --ema 0.7 --micro_bs 5 --views 2 --unsupervised --samples_per_class 1',
 ], ids=['cascade and optimizers', 'library after the warm-up', 'prefixes and head',
-        'synthetic negatives in the warm-up', 'centres', 'policies', 'memory bank of a sampler', 'average of views'])
+        'synthetic negatives in the warm-up', 'centres', 'policies', 'policies by reinforce',
+        'memory bank of a sampler', 'average of views'])
 def test_parts_of_all_kinds_are_continued(flags, quick, run, tmp_path):
     if 'pml' in flags:
         pytest.importorskip('pytorch_metric_learning')

@@ -121,5 +121,8 @@ def test_a_run_needs_the_file_for_training_only(quick, run, tmp_path, capsys):
     assert f'--class_weights {file}: No such file' in capsys.readouterr().err
     file.write_text('class,weight\n' + ''.join(f'class_0{label},{1 + label}\n' for label in range(6)))
     assert run(*arguments) == 0
+    file.write_text(file.read_text().replace('class_01,2', 'class_01,3'))
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 2
+    assert 'the file of --class_weights has changed' in capsys.readouterr().err
     file.unlink()
     assert run('--evaluate', folder_of(tmp_path)) == 0

@@ -86,6 +86,11 @@ def test_every_loss_takes_every_miner_or_refuses_it(loss, opt):
 
 # Parameters
 
+@pytest.mark.parametrize('flags, trained', [({}, True), ({'loss_margin_beta_constant': True}, False)])
+def test_the_beta_of_margin_is_trained_unless_it_is_constant(flags, trained, opt):
+    criterion = select(opt(loss='margin', n_classes=8, **flags))
+    assert criterion.beta.requires_grad == trained == bool(criterion.parameter_groups())
+
 
 @pytest.mark.parametrize('loss', criteria.CRITERIA)
 def test_parameters_train_at_their_own_rate(loss, opt):

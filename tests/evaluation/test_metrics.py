@@ -351,10 +351,18 @@ def test_a_metric_that_does_not_exist_is_refused_in_a_sentence(name, sentence):
         evaluation.parse(name)
 
 
+def test_clusters_are_as_many_as_evaluated_classes(monkeypatch):
+    asked = []
+    monkeypatch.setattr(clustering, 'kmeans', lambda points, k, seed: asked.append(k) or np.zeros(len(points), int))
+    evaluation.compute(['nmi', 'ami', 'f1', 'c_nmi'], torch.rand(9, 2), np.array([0, 0, 1, 1, 2, 2, 3, 3, 3]))
+    assert asked == [4, 4]                                             # once for all three, once more for cosines
+
+
 def test_a_metric_must_give_a_value_for_each_query(monkeypatch):
     monkeypatch.setitem(evaluation.METRICS, 'own', Metric('ranks', lambda ranks, n_positives: 0.))
     with pytest.raises(UserError, match='the function of own in METRICS returned an array .. for 30 queries; expected'):
-        evaluation.compute(['own'], torch.randn(30, 4), np.arange(30) % 5)
+        points = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+        evaluation.compute(['own'], points, np.arange(30) % 5)
 
 
 def test_a_metric_with_an_input_of_its_own_is_computed(monkeypatch):

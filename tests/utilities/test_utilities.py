@@ -4,6 +4,7 @@ import csv
 import math
 import random
 import sqlite3
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from records.writing import Records
 from tests.helpers import state_of
 from utilities import device, files, stopping
 from utilities.errors import RunFailed, UserError, choose
-from utilities.randomness import derive, seed_everything
+from utilities.randomness import derive, preserved, seed_everything
 
 
 def test_an_atomic_write_leaves_the_old_file_or_the_new_one(tmp_path):
@@ -50,6 +51,18 @@ def test_derived_seeds_are_distinct_and_fit_every_generator():
     seeds = [derive(*numbers) for numbers in [(0,), (1,), (0, 0), (0, 1), (1, 0), (5, 4, 3), (2 ** 40, 1)]]
     assert len(set(seeds)) == len(seeds) and all(0 <= seed < 2 ** 63 for seed in seeds)
     assert seeds[:2] == [derive(0), derive(1)]
+
+
+def test_preserved_generators():
+    def draws():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    seed_everything(0)
+    expected = draws()
+    seed_everything(0)
+    with preserved():
+        draws()
+    assert draws() == expected
 
 
 def test_every_global_generator_is_seeded():
@@ -185,6 +198,20 @@ def test_a_run_folder_is_made_whole_and_never_overwritten(opt, tmp_path, monkeyp
     (folder / 'config.yaml').write_text('a: 1')
     with pytest.raises(UserError, match='not the config.yaml of a run folder'):
         run_folder.read(folder)
+
+
+def test_a_name_that_another_process_takes_in_between(opt, tmp_path, monkeypatch):
+    rename, taken = Path.rename, []
+
+    def late(path, place):
+        if not taken:
+            taken.append(place)
+            (place / 'other').mkdir(parents=True)
+        return rename(path, place)
+
+    monkeypatch.setattr(Path, 'rename', late)
+    description = {'hash': 'abc', 'splits': {}, 'image_hashes': {}}
+    assert run_folder.create(opt(save_path=str(tmp_path), group='G', seed=4), {}, [], description).name == 'G_s4_1'
 
 
 def test_secrets_are_cut_out_of_the_command():
