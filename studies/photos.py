@@ -18,6 +18,7 @@ from utilities.text_tables import markdown
 FOLDER = Path(__file__).parent
 ROWS = FOLDER / 'rows'
 TIERS = {'finetuned': 'Photos', 'frozen': 'Frozen'}           # {part of photos.yaml: prefix of groups}
+TITLES = {'finetuned': 'fine-tuned', 'frozen': 'frozen features'}
 NOT_RUN, ONE_SEED = 'not run yet', 'one seed so far'            # in place of an answer
 FIXED = ('Untrained', 'Untrained_512')                        # settings without randomness
 MAP, RECALL = 'map_at_r', 'e_recall@1'
@@ -205,8 +206,9 @@ def short_table(found):
                 continue
             cells = [f'{with_interval(estimate, 2 if "correlation" in question else 1)} {word}'.strip()
                      for _, _, estimate, word in of_question]
-            rows.append([question['title'], *cells, *[''] * (len(registered()['sets']) - len(cells))])
-    table = markdown(['question', *registered()['sets'].values()], rows) + '\n\n' if rows else ''
+            missing = [''] * (len(registered()['sets']) - len(cells))
+            rows.append([question['title'], TITLES[tier], *cells, *missing])
+    table = markdown(['question', 'network', *registered()['sets'].values()], rows) + '\n\n' if rows else ''
     return f'{table}{n_open} questions have no answer yet, since their runs go on.' if n_open else table.strip()
 
 
@@ -243,7 +245,7 @@ def losses_table(found):
     heads = [f'{name}, {kind}' for name in found for kind in ('default', 'tuned')]
     rows = [row_of_means(loss, [(of_set, loss + end) for of_set in tested for end in ('', '_Tuned')])
             for loss in [*FIXED, *registered()['losses']]]
-    return markdown(['MAP@R', *heads, 'seeds'], filter(None, rows))
+    return markdown(['loss', *heads, 'seeds'], filter(None, rows))
 
 
 def origin(tier, found):
@@ -261,9 +263,9 @@ def origin(tier, found):
             p = estimates.equal_variances(tested, FIXED)
             common, rest = (rounded(np.sqrt(max(0, variance)), '', 2) for variance in variances[:2])
             equal = '< 0.01' if p < .01 else f'= {rounded(p, digits=2)}'
-            texts.append(f'Standard deviation of the seeds on {name}: {common} points in common to all settings '
-                         f'(degrees of freedom: {variances.freedom_of_seeds}), {rest} beside ({variances.freedom}; '
-                         f'equal in all settings: p {equal}).')
+            texts.append(f'Standard deviation of the seeds on {name}: {common} points shared by all settings '
+                         f'({variances.freedom_of_seeds} degrees of freedom), {rest} of each setting alone '
+                         f'({variances.freedom}; Bartlett: p {equal}).')
     return ' '.join(texts)
 
 

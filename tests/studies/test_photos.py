@@ -64,7 +64,7 @@ def test_one_seed_is_no_answer(tmp_path):
     write(tmp_path / 'photos.csv', lines)
     found = {tier: photos.read(tier, tmp_path) for tier in photos.TIERS}
     table = photos.answer_table('finetuned', found['finetuned'])
-    line = line_of(table, 'How far are the best and the worst loss of the pilot apart?')
+    line = line_of(table, 'Is ProxyAnchor, the best loss of the pilot, better than MS, the worst?')
     assert line[2] == '+0.0 (no interval)' and line[7] == 'one seed so far'
     assert photos.short_table(found) == '19 questions have no answer yet, since their runs go on.'
 
@@ -99,11 +99,11 @@ def test_an_effect_its_interval_and_answer(found, values):
     cells = line_of(table, 'Does rho-regularisation help the margin loss, with probability 0.4?')
     assert cells[2] == f'{mean:+.1f} ({mean - half:.1f} to {mean + half:.1f})'
     assert cells[5:] == ['2', 'less (-3.8)', 'less']
-    cells = line_of(table, 'Is training better than untrained features?')
+    cells = line_of(table, 'Is training (contrastive) better than untrained features?')
     mean = np.mean(values['Contrastive']) - values['Untrained'][0]
     assert cells[2].startswith(f'{mean:+.1f} (') and cells[7] == 'more'
-    assert line_of(table, 'Is training better than untrained features?', 'cars')[2:6] == [''] * 4
-    assert line_of(table, 'Is training better than untrained features?', 'cars')[7] == 'not run yet'
+    assert line_of(table, 'Is training (contrastive) better than untrained features?', 'cars')[2:6] == [''] * 4
+    assert line_of(table, 'Is training (contrastive) better than untrained features?', 'cars')[7] == 'not run yet'
     assert line_of(table, 'Is distance-weighted mining better than semihard?')[7] == 'not run yet'
 
 
@@ -130,7 +130,7 @@ def test_choosing_a_setting_on_validation_classes():
 
 def test_density_correlates_with_recall_in_these_rows(found):
     cells = line_of(photos.answer_table('finetuned', found['finetuned']),
-                    'Do denser embedding spaces, of lower spectral decay, retrieve better?')
+                    'Does R@1 fall with spectral decay, over losses? (a correlation)')
     assert cells[2].startswith('-1.00 (-1.00') and cells[7] == 'negative'
 
 
@@ -161,10 +161,10 @@ def test_tables_say_how_many_seeds_and_which_devices(found):
     untrained, = (line for line in made['settings'].splitlines() if 'Untrained' in line)
     assert untrained.startswith('| Untrained | ') and '±' not in untrained and untrained.endswith(' | 1 |')
     assert made['finetuned origin'].startswith('21 runs so far, 10.5 hours of epochs, on AMD EPYC; commits 01234567.')
-    assert ' beside (9; equal in all settings: p = ' in made['finetuned origin']
+    assert ' of each setting alone (9; Bartlett: p = ' in made['finetuned origin']
     assert made['frozen origin'].startswith('0 runs so far')
     short = made['photos in short']
-    assert '| Is training better than untrained features? | ' in short and 'not run yet' in short       # on cars
+    assert '| Is training (contrastive) better than untrained features? | ' in short and 'not run yet' in short
     assert 'semihard' not in short and 'after equal tuning' not in short and short.endswith(
         '9 questions have no answer yet, since their runs go on.')
 
