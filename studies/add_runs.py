@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from records import columns, reading
+from records import columns
 from records.columns import Column
 from reports import final_rows, groups, runs
 from reports.selection import Rule
@@ -21,9 +21,10 @@ from utilities import errors
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
 
+# The metrics that all epochs have in the rows. The last epoch has whatever was evaluated.
 METRICS = {'finetuned': ('e_recall@1', 'map_at_r', 'val_e_recall@1', 'val_map_at_r', 'train_rho_spectrum@1',
                          'train_rho_spectrum@2', 'train_dists@intra_over_inter'),
-           'frozen': ('e_recall@1', 'map_at_r', 'val_e_recall@1', 'val_map_at_r')}         # of epochs but the last
+           'frozen': ('e_recall@1', 'map_at_r', 'val_e_recall@1', 'val_map_at_r')}
 LAST_EPOCH = Rule('last', Column('test', 'map_at_r'), False)
 
 
@@ -33,7 +34,7 @@ def add_rows(file, new, metrics):
     keys = {(run.group, run.seed) for run in known}
     added = [run for run in new if (run.group, run.seed) not in keys]
     if added:
-        grouped, _ = groups.group_runs([*known, *added])
+        grouped, _ = groups.group_runs([*known, *added])               # its notes are on seeds that are still missing
         final_rows.write(file, grouped, LAST_EPOCH, tuple(map(columns.asked_for, metrics)))
     return len(added)
 
@@ -51,16 +52,16 @@ def main(arguments=None, rows=photos.ROWS):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('folders', nargs='+', type=Path, metavar='FOLDER', help='it has run folders, at any depth')
     opt = parser.parse_args(arguments)
-    found = [run for run in runs.below(opt.folders, ()) if run.state == reading.FINISHED]
-    n_of_study = 0
-    for tier, prefix in photos.TIERS.items():
-        of_tier = [run for run in found if run.group.startswith(f'{prefix}_')]
-        n_of_study += len(of_tier)
-        file = rows / f'{prefix.lower()}.csv'
-        print(f'{file}: {add_rows(file, of_tier, METRICS[tier])} runs added')
-        add_values_of_classes(photos.of_classes(file), of_tier)
-    if not n_of_study:
+    found, notes = groups.those_that_count(runs.below(opt.folders, ()), with_unfinished=False)
+    for note in notes:
+        print(f'Note: {note}', file=sys.stderr)
+    if not any(run.group.startswith(tuple(photos.TIERS.values())) for run in found):
         raise UserError(f'{" ".join(map(str, opt.folders))}: no finished runs of the scripts in studies/')
+    for tier, prefix in photos.TIERS.items():
+        in_tier = [run for run in found if run.group.startswith(f'{prefix}_')]
+        file = rows / f'{prefix.lower()}.csv'
+        print(f'{file}: {add_rows(file, in_tier, METRICS[tier])} runs added')
+        add_values_of_classes(photos.class_file(file), in_tier)
 
 
 if __name__ == '__main__':

@@ -52,7 +52,7 @@ class Variances(NamedTuple):
     n_settings: float
 
     @property
-    def of_mean(self):
+    def mean_over_settings(self):
         """The variance of the mean over the settings with the same seed: never negative, unlike that of `seeds`."""
         return self.seeds + self.rest / self.n_settings
 
@@ -81,11 +81,11 @@ def variances(points, fixed=()):
     rests, freedom = residuals(points, fixed)
     if not freedom:
         return Variances(0.0, within / freedom_within, 0, freedom_within, np.inf)
-    squares = sum(np.square(of_setting).sum() for of_setting in rests.values())
-    rest = squares / freedom
+    rest_squares = sum(np.square(of_setting).sum() for of_setting in rests.values())
+    rest = rest_squares / freedom
     freedom_of_seeds = freedom_within - freedom
     n_settings = freedom_within / freedom_of_seeds
-    seeds = ((within - squares) / freedom_of_seeds - rest) / n_settings
+    seeds = ((within - rest_squares) / freedom_of_seeds - rest) / n_settings
     return Variances(seeds, rest, freedom_of_seeds, freedom, n_settings)
 
 
@@ -115,10 +115,11 @@ def difference(points, one, other, level=LEVEL, fixed=()):
             squares += weight ** 2 / len(points[name])
             for seed in points[name]:
                 shares[seed] = shares.get(seed, 0) + weight / len(points[name])
-    of_shares = sum(share ** 2 for share in shares.values())
-    parts = [(found.rest * max(0.0, squares - of_shares / found.n_settings), found.freedom)]
-    if of_shares > 1e-12 and found.freedom_of_seeds:         # else the part of the seeds cancels out, or is not known
-        parts.append((found.of_mean * of_shares, found.freedom_of_seeds))
+    squared_shares = sum(share ** 2 for share in shares.values())
+    parts = [(found.rest * max(0.0, squares - squared_shares / found.n_settings), found.freedom)]
+    cancels_out = squared_shares < 1e-12
+    if found.freedom_of_seeds and not cancels_out:
+        parts.append((found.mean_over_settings * squared_shares, found.freedom_of_seeds))
     error = np.sqrt(sum(part for part, _ in parts))
     half = np.nan
     if found.freedom:
@@ -149,7 +150,8 @@ def spread(points, settings, level=LEVEL, fixed=()):
         return 0.0 if excess(0) > 0 else optimize.brentq(excess, 0, 10 + 2 * np.sqrt(observed / noise))
 
     tail = stats.norm.sf(stats.t.ppf((1 + level) / 2, found.freedom))
-    low, high = (float(end(probability) * np.sqrt(noise)) for probability in (tail, 1 - tail))
+    low = float(end(tail) * np.sqrt(noise))
+    high = float(end(1 - tail) * np.sqrt(noise))
     return Estimate(float(np.sqrt(max(0, observed - noise))), low, high)
 
 

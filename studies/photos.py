@@ -31,8 +31,8 @@ def registered():
     return yaml.safe_load((FOLDER / 'photos.yaml').read_text(encoding='utf-8'))
 
 
-def of_classes(file):
-    """The file of class_values beside a file of rows."""
+def class_file(file):
+    """The file with MAP@R per test class beside a file of rows."""
     return file.with_name(f'{file.stem}_classes.csv')
 
 
@@ -44,7 +44,7 @@ def read(tier, rows=ROWS):
     file = rows / f'{TIERS[tier].lower()}.csv'
     found = {name: ({}, {}) for name in registered()['sets']}
     contents = {(run.group, run.seed, 0): run for run in final_rows.read(file)}
-    contents |= {(group, seed, 1): values for (group, seed), values in class_values.read(of_classes(file)).items()}
+    contents |= {(group, seed, 1): values for (group, seed), values in class_values.read(class_file(file)).items()}
     for (group, seed, place), content in contents.items():
         _, name, setting = group.split('_', 2)
         if name in found:                                     # other sets have no questions
@@ -156,11 +156,12 @@ def findings(tier, found):
         word = NOT_RUN
         if estimate is not None:
             bound = question.get('bound', registered()['bound'])
-            words = {'within': f'no more than {bound:g} point apart'}
             if 'correlation' in question:
                 words = {'within': f'within ± {bound:g}', 'more': 'positive', 'less': 'negative'}
-            if 'spread' in question:
+            elif 'spread' in question:
                 words = {'within': f'at most {bound:g} point', 'more': f'more than {bound:g} point'}
+            else:
+                words = {'within': f'no more than {bound:g} point apart'}
             word = estimates.answer(estimate, bound, bound if 'spread' in question else 0)
             word = ONE_SEED if np.isnan(estimate.half) else words.get(word, word)
         lines.append((question, name, estimate, word))
@@ -261,7 +262,8 @@ def origin(tier, found):
         variances = estimates.variances(tested, FIXED)
         if variances.freedom:
             p = estimates.equal_variances(tested, FIXED)
-            common, rest = (rounded(np.sqrt(max(0, variance)), '', 2) for variance in variances[:2])
+            common = rounded(np.sqrt(max(0, variances.seeds)), digits=2)
+            rest = rounded(np.sqrt(variances.rest), digits=2)
             equal = '< 0.01' if p < .01 else f'= {rounded(p, digits=2)}'
             texts.append(f'Standard deviation of the seeds on {name}: {common} points shared by all settings '
                          f'({variances.freedom_of_seeds} degrees of freedom), {rest} of each setting alone '

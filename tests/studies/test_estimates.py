@@ -50,7 +50,7 @@ def test_variances_of_a_balanced_table_are_those_of_the_analysis_of_variance():
     rest = np.square(rests).sum() / (3 * 4)
     found = estimates.variances(points, ['Untrained'])
     assert found == pytest.approx((table.var(axis=1, ddof=1).mean() - rest, rest, 4, 12, 4))
-    assert found.of_mean == pytest.approx(table.mean(axis=0).var(ddof=1))
+    assert found.mean_over_settings == pytest.approx(table.mean(axis=0).var(ddof=1))
     assert estimates.equal_variances(points, ['Untrained']) == pytest.approx(stats.bartlett(*rests).pvalue)
 
 
