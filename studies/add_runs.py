@@ -40,11 +40,14 @@ def add_rows(file, new, metrics):
 
 
 def add_values_of_classes(file, new):
-    """Writes a line of class_values for each of the Runs in `new` that has none in the file."""
+    """Writes a line of class_values for each of the Runs in `new` that has none in the file, or notes why it cannot."""
     lines = read_csv(file)
     known = {(line['group'], int(line['seed'])) for line in lines}
     for run in tqdm([run for run in new if (run.group, run.seed) not in known], 'networks', disable=None):
-        lines.append(class_values.csv_line(run))
+        try:
+            lines.append(class_values.csv_line(run))
+        except UserError as problem:
+            print(f'Note: no values of classes: {problem}', file=sys.stderr)
         write_csv(file, lines)
 
 

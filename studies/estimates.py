@@ -2,9 +2,9 @@
 Effects in points with their intervals, and the one rule for answers.
 
 Points of a setting differ from seed to seed, partly as those of all settings do, since a seed fixes initial weights and
-batches. So points[setting][seed] are the setting's mean, plus a part of the seed, plus a rest. Both variances are taken
-to be the same in all settings of a table and are estimated from all of them. Settings without randomness, named as
-`fixed`, have neither part.
+batches. So points[setting][seed] are the sum of the setting's mean, a random effect of the seed, and a residual. Both
+variances are taken to be the same in all settings of a table and are estimated from all of them. Settings without
+randomness, named as `fixed`, are their means.
 """
 from typing import NamedTuple
 
@@ -42,11 +42,11 @@ def simultaneous(n):
 
 class Variances(NamedTuple):
     """
-    The unbiased estimates of the variances of the seeds' part, which may be negative, and of the rest, each with its
-    degrees of freedom; nan where none is known. n_settings: the (average) number of settings with the same seed.
+    The unbiased estimates of the variances of the effect of the seed, which may be negative, and of the residual, each
+    with its degrees of freedom; nan where none is known. n_settings: the (average) number of settings with one seed.
     """
     seeds: float
-    rest: float
+    residual: float
     freedom_of_seeds: int
     freedom: int
     n_settings: float
@@ -54,44 +54,43 @@ class Variances(NamedTuple):
     @property
     def mean_over_settings(self):
         """The variance of the mean over the settings with the same seed: never negative, unlike that of `seeds`."""
-        return self.seeds + self.rest / self.n_settings
+        return self.seeds + self.residual / self.n_settings
 
 
 def residuals(points, fixed=()):
-    """({setting: rests [n] that a fit of settings and seeds leaves}, degrees of freedom); of settings not `fixed`."""
+    """({setting: residuals [n] of a fit of settings and seeds}, their degrees of freedom); of settings not `fixed`."""
     cells = [(setting, seed) for setting in points if setting not in fixed for seed in points[setting]]
     columns = [[cell[place] for cell in cells] for place in (0, 1)]
     design = np.hstack([np.array([[name == one for one in dict.fromkeys(column)] for name in column], float)
                         for column in columns])
     values = np.array([points[setting][seed] for setting, seed in cells])
-    rests = values - design @ np.linalg.lstsq(design, values)[0]
     found = {}
-    for (setting, _), rest in zip(cells, rests, strict=True):
-        found.setdefault(setting, []).append(rest)
+    for (setting, _), residual in zip(cells, values - design @ np.linalg.lstsq(design, values)[0], strict=True):
+        found.setdefault(setting, []).append(residual)
     return found, len(cells) - np.linalg.matrix_rank(design)
 
 
 def variances(points, fixed=()):
-    """The Variances of {setting: {seed: points}}, by Henderson's method 3. In a single setting, all is called rest."""
+    """The Variances of {setting: {seed: points}}, by Henderson's method 3. In a single setting, all is residual."""
     random = [np.array([*of_seeds.values()]) for setting, of_seeds in points.items() if setting not in fixed]
     freedom_within = sum(len(values) - 1 for values in random)
     if not freedom_within:
         return Variances(np.nan, np.nan, 0, 0, np.nan)
     within = sum(((values - values.mean()) ** 2).sum() for values in random)
-    rests, freedom = residuals(points, fixed)
+    of_settings, freedom = residuals(points, fixed)
     if not freedom:
         return Variances(0.0, within / freedom_within, 0, freedom_within, np.inf)
-    rest_squares = sum(np.square(of_setting).sum() for of_setting in rests.values())
-    rest = rest_squares / freedom
+    squares = sum(np.square(of_setting).sum() for of_setting in of_settings.values())
+    residual = squares / freedom
     freedom_of_seeds = freedom_within - freedom
     n_settings = freedom_within / freedom_of_seeds
-    seeds = ((within - rest_squares) / freedom_of_seeds - rest) / n_settings
-    return Variances(seeds, rest, freedom_of_seeds, freedom, n_settings)
+    seeds = ((within - squares) / freedom_of_seeds - residual) / n_settings
+    return Variances(seeds, residual, freedom_of_seeds, freedom, n_settings)
 
 
 def equal_variances(points, fixed=()):
-    """p of Bartlett's test of equal variances of the rests in the settings; nan for fewer than two with two seeds."""
-    found = [rests for rests in residuals(points, fixed)[0].values() if len(rests) > 1 and np.ptp(rests) > 0]
+    """p of Bartlett's test of equal variances of the settings' residuals; nan for fewer than two with two seeds."""
+    found = [own for own in residuals(points, fixed)[0].values() if len(own) > 1 and np.ptp(own) > 0]
     return float(stats.bartlett(*found).pvalue) if len(found) > 1 else np.nan
 
 
@@ -101,8 +100,8 @@ def mean(of_seeds):
 
 def difference(points, one, other, level=LEVEL, fixed=()):
     """
-    The Estimate of the mean over the settings `one` minus the mean over the settings `other` ([]: none). The degrees of
-    freedom of the sum of two variances, of means over settings and of the rest, are those of Welch and Satterthwaite.
+    The Estimate of the mean over the settings `one` minus the mean over the settings `other` ([]: none). The sum of two
+    variances, of means over settings and of the residual, has the degrees of freedom of Welch and Satterthwaite.
     """
     weights = dict.fromkeys(one, 1 / len(one))
     for name in other:
@@ -116,7 +115,7 @@ def difference(points, one, other, level=LEVEL, fixed=()):
             for seed in points[name]:
                 shares[seed] = shares.get(seed, 0) + weight / len(points[name])
     squared_shares = sum(share ** 2 for share in shares.values())
-    parts = [(found.rest * max(0.0, squares - squared_shares / found.n_settings), found.freedom)]
+    parts = [(found.residual * max(0.0, squares - squared_shares / found.n_settings), found.freedom)]
     cancels_out = squared_shares < 1e-12
     if found.freedom_of_seeds and not cancels_out:
         parts.append((found.mean_over_settings * squared_shares, found.freedom_of_seeds))
@@ -132,15 +131,15 @@ def difference(points, one, other, level=LEVEL, fixed=()):
 def spread(points, settings, level=LEVEL, fixed=()):
     """
     The Estimate of the standard deviation over settings of what their means would be with infinitely many seeds: the
-    observed variance less that of the rests. Were the latter known, the sum of squares between the settings would have
-    a noncentral chi-squared distribution. Since it is estimated, the interval has a higher level: the one at which a
+    observed variance less the residual one. Were the latter known, the sum of squares between the settings would have a
+    noncentral chi-squared distribution. Since it is estimated, the interval has a higher level: the one at which a
     normal interval is as wide as Student's at `level`.
     """
     found = variances(points, fixed)
     observed = np.var([mean(points[setting]) for setting in settings], ddof=1)
     if not found.freedom:
         return Estimate(float(np.sqrt(observed)), np.nan, np.nan)
-    noise = found.rest * np.mean([1 / len(points[setting]) for setting in settings])
+    noise = found.residual * np.mean([1 / len(points[setting]) for setting in settings])
     between = len(settings) - 1
 
     def end(probability):

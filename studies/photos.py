@@ -11,9 +11,9 @@ import yaml
 from records.columns import Column
 from reports import final_rows, groups
 from studies import class_values, estimates
-from studies.pages import rounded, with_interval
+from studies.pages import rounded, span, with_interval
 from utilities import plotting
-from utilities.text_tables import markdown
+from utilities.text_tables import ends, markdown
 
 FOLDER = Path(__file__).parent
 ROWS = FOLDER / 'rows'
@@ -135,24 +135,15 @@ def over_classes(question, classes):
     return tuple(np.percentile(found, [50 * (1 - estimates.LEVEL), 50 * (1 + estimates.LEVEL)]))
 
 
-def n_seeds(runs, names):
-    """'3', or '2 to 3': the numbers of seeds of settings, but for those without randomness."""
-    counts = {len(runs[name]) for name in names if name not in FIXED}
-    return f'{min(counts)}' if len(counts) == 1 else f'{min(counts)} to {max(counts)}'
-
-
-def asked(tier):
-    """[(question, set)] of a tier."""
-    return [(question, name) for question in registered()[tier] for name in question.get('sets', registered()['sets'])]
-
-
 def findings(tier, found):
-    """[(question, set, Estimate in MAP@R or None, answer)]. All intervals of a tier hold at once, to LEVEL."""
-    pairs = asked(tier)
+    """[(question, set, Estimate in MAP@R, Estimate in R@1, answer)]; intervals of a metric hold at once, to LEVEL."""
+    sets = registered()['sets']
+    pairs = [(question, name) for question in registered()[tier] for name in question.get('sets', sets)]
     level = estimates.simultaneous(len(pairs))
     lines = []
     for question, name in pairs:
         estimate = effect(question, found[name][0], MAP, level)
+        in_recall = None if 'correlation' in question else effect(question, found[name][0], RECALL, level)
         word = NOT_RUN
         if estimate is not None:
             bound = question.get('bound', registered()['bound'])
@@ -164,17 +155,16 @@ def findings(tier, found):
                 words = {'within': f'no more than {bound:g} point apart'}
             word = estimates.answer(estimate, bound, bound if 'spread' in question else 0)
             word = ONE_SEED if np.isnan(estimate.half) else words.get(word, word)
-        lines.append((question, name, estimate, word))
+        lines.append((question, name, estimate, in_recall, word))
     return lines
 
 
 def answer_table(tier, found):
     """The table of a tier's questions: effect, interval over test classes, R@1, seeds so far, prediction and answer."""
-    level = estimates.simultaneous(len(asked(tier)))
     rows = []
     lines = findings(tier, found)
     answered = {question['name'] for question, *_, word in lines if word != NOT_RUN}
-    for question, name, estimate, word in lines:
+    for question, name, estimate, in_recall, word in lines:
         names = question.get('sets', [*found])
         is_first = name == names[0]
         if question['name'] not in answered:
@@ -184,11 +174,9 @@ def answer_table(tier, found):
         runs, classes = found[name]
         cells = ['', '', '', '']
         if estimate is not None:
-            beside = None if 'correlation' in question else effect(question, runs, RECALL, level)
-            of_classes = over_classes(question, classes)
             cells = [with_interval(estimate, 2 if 'correlation' in question else 1),
-                     ' to '.join(map(rounded, of_classes)) if of_classes else '', with_interval(beside),
-                     n_seeds(runs, settings_of(question))]
+                     span(over_classes(question, classes)), with_interval(in_recall),
+                     ends(len(runs[setting]) for setting in settings_of(question) if setting not in FIXED)]
         title, predicted = (question[key] if is_first else '' for key in ('title', 'predicted'))
         rows.append([title, name, *cells, predicted, word])
     return markdown(['question', 'photos', 'effect', 'over test classes', 'R@1', 'seeds', 'predicted', 'answer'], rows)
@@ -206,7 +194,7 @@ def short_table(found):
                 n_open += 1
                 continue
             cells = [f'{with_interval(estimate, 2 if "correlation" in question else 1)} {word}'.strip()
-                     for _, _, estimate, word in of_question]
+                     for _, _, estimate, _, word in of_question]
             missing = [''] * (len(registered()['sets']) - len(cells))
             rows.append([question['title'], TITLES[tier], *cells, *missing])
     table = markdown(['question', 'network', *registered()['sets'].values()], rows) + '\n\n' if rows else ''
@@ -224,10 +212,10 @@ def mean_text(tested, setting):
 
 def row_of_means(title, cells):
     """A row of mean_text() and the number of seeds, over [(points, setting)] of its cells; None without a run."""
-    counts = {len(tested[setting]) for tested, setting in cells if setting in tested}
+    counts = [len(tested[setting]) for tested, setting in cells if setting in tested]
     if not counts:
         return None
-    return [title, *(mean_text(*cell) for cell in cells), ' to '.join(map(str, sorted({min(counts), max(counts)})))]
+    return [title, *(mean_text(*cell) for cell in cells), ends(counts)]
 
 
 def settings_table(found):
@@ -263,10 +251,10 @@ def origin(tier, found):
         if variances.freedom:
             p = estimates.equal_variances(tested, FIXED)
             common = rounded(np.sqrt(max(0, variances.seeds)), digits=2)
-            rest = rounded(np.sqrt(variances.rest), digits=2)
+            residual = rounded(np.sqrt(variances.residual), digits=2)
             equal = '< 0.01' if p < .01 else f'= {rounded(p, digits=2)}'
             texts.append(f'Standard deviation of the seeds on {name}: {common} points shared by all settings '
-                         f'({variances.freedom_of_seeds} degrees of freedom), {rest} of each setting alone '
+                         f'({variances.freedom_of_seeds} degrees of freedom), {residual} of each setting alone '
                          f'({variances.freedom}; Bartlett: p {equal}).')
     return ' '.join(texts)
 

@@ -31,6 +31,17 @@ def markdown(heads, rows):
     return '\n'.join([markdown_row(heads), '|---' * len(heads) + '|', *map(markdown_row, rows)])
 
 
+def ends(numbers):
+    """
+    The smallest and the largest of some numbers as a text; '' for none.
+
+    >>> ends([5, 3, 4]), ends([3, 3])
+    ('3 to 5', '3')
+    """
+    numbers = sorted(numbers)
+    return ' to '.join(map(str, dict.fromkeys(numbers[:1] + numbers[-1:])))
+
+
 def markdown_row(cells):
     texts = [str(cell).replace('|', r'\|') for cell in cells]
     return f'| {" | ".join(texts)} |'
