@@ -72,15 +72,18 @@ def planned(script):
 def report(arguments):
     parser = build()
     opt = parser.parse_args(arguments)
-    given = [f'--{name}' for name in ('metrics', 'select', 'select_by', 'per_metric', 'baseline', 'rows', 'compare',
-                                      'figures', 'figure_metrics') if getattr(opt, name) != parser.get_default(name)]
+    given = command_line.given(parser, arguments)
     for name, needed in (('figure_metrics', 'figures'), ('format', 'figures'), ('cache', 'project'),
                          ('all_epochs', 'rows')):
-        if getattr(opt, name) != parser.get_default(name) and not getattr(opt, needed):
+        if name in given and needed not in given:
             raise UserError(f'--{name} goes with --{needed}')
-    if opt.published and given:
-        raise UserError(f'--published: the papers say which metrics and epochs are compared, in a table; leave out '
-                        f'{", ".join(given)}')
+    for alone, reason, refused in (
+            ('published', 'the papers say which metrics and epochs are compared, in a table',
+             {'metrics', 'select', 'select_by', 'per_metric', 'baseline', 'rows', 'compare', 'figures'}),
+            ('compare', 'it prints a table of two files', given.keys() - {'compare', 'metrics', 'digits'})):
+        others = [f'--{name}' for name in given if name in refused]
+        if alone in given and others:
+            raise UserError(f'--{alone}: {reason}; leave out {", ".join(others)}')
     from reports import results  # imports torch, which --help does not need
     results.report(opt, planned(opt.script) if opt.script else ())
 

@@ -124,7 +124,7 @@ def evaluate(opt, built, epoch):
     row, embedded = evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch)
     if built.ema:
         averaged, _ = evaluation.evaluate(opt, built.ema.average, built.data, built.criterion, epoch)
-        row |= {columns.ema_column(name): value for name, value in averaged.items() if isinstance(value, float)}
+        row |= {columns.EMA + name: value for name, value in averaged.items() if isinstance(value, float)}
     built.call('evaluated', row, embedded if processes.is_main() else {}, epoch)
     return row, embedded
 

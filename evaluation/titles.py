@@ -22,11 +22,12 @@ def metric(name):
     """
     The title of a column.
 
-    >>> metric('test_e_recall@4'), metric('train_nmi'), metric('test_parent_c_nmi'), metric('train_loss')
-    ('R@4', 'train NMI', 'parent NMI (cosine)', 'train loss')
+    >>> metric('test_e_recall@4'), metric('train_nmi'), metric('test_parent_c_nmi'), metric('ema_test_nmi')
+    ('R@4', 'train NMI', 'parent NMI (cosine)', 'EMA NMI')
     """
-    if name.startswith(DIFFERENCE):
-        return f'Δ {metric(name.removeprefix(DIFFERENCE))}'
+    for prefix, title in ((DIFFERENCE, 'Δ'), (columns.EMA, 'EMA')):
+        if name.startswith(prefix):
+            return f'{title} {metric(name.removeprefix(prefix))}'
     column = columns.parse(name)
     if column is None:
         return name.replace('_', ' ')
@@ -55,11 +56,11 @@ def is_fraction(name):
     >>> is_fraction('test_parent_nmi'), is_fraction('test_dists@intra'), is_fraction('epoch')
     (True, False, False)
     """
-    return fact(name, 'is_fraction')
+    return fact(name.removeprefix(columns.EMA), 'is_fraction')
 
 
 def can_select(name):
-    """Whether the values of a column say which network is better."""
+    """Whether the values of a column say which network is better; no column of the moving average (--ema) selects."""
     return fact(name, 'selects')
 
 

@@ -168,12 +168,7 @@ def add_declared(add, switch, flag, values, **known):
 
 
 def parted(arguments):
-    """
-    (the arguments before the first `--`, those after it)
-
-    >>> parted(['--gpus', '0', '--', '--lr', '1'])
-    (['--gpus', '0'], ['--lr', '1'])
-    """
+    """(the arguments before the first `--`, those after it)"""
     at = arguments.index('--') if '--' in arguments else len(arguments)
     return arguments[:at], arguments[at + 1:]
 

@@ -48,9 +48,9 @@ class Column(NamedTuple):
 
 def parse(name):
     """
-    The Column of a name in log.csv; None if it is not a metric of a split.
+    The Column of a name in log.csv, without SEM or EMA; None if it is not a metric of a split.
 
-    >>> parse('test_parent_e_recall@1'), parse('train_loss'), parse('lr')
+    >>> parse('test_parent_e_recall@1'), parse('train_loss'), parse('ema_test_nmi')
     (Column(split='test', metric='e_recall@1', level='parent'), None, None)
     """
     split, _, rest = name.partition('_')
@@ -74,32 +74,13 @@ def has_split(name):
 
 def asked_for(metric, split='test'):
     """
-    The name in log.csv of a metric as a user gives it: unchanged if it begins with a split, else with `split` in front.
+    The name in log.csv of a metric as a user gives it: unchanged if it begins with a split, or with EMA and a split,
+    else with `split` in front.
 
-    >>> asked_for('parent_nmi'), asked_for('train_nmi'), asked_for('nmi', 'val')
-    ('test_parent_nmi', 'train_nmi', 'val_nmi')
+    >>> asked_for('parent_nmi'), asked_for('train_nmi'), asked_for('nmi', 'val'), asked_for('ema_val_nmi')
+    ('test_parent_nmi', 'train_nmi', 'val_nmi', 'ema_val_nmi')
     """
-    return metric if has_split(metric) else f'{split}_{metric}'
-
-
-def sem(name):
-    """
-    The column of the standard error of a metric's mean over folds; parse() and has_split() take names without SEM.
-
-    >>> sem('test_nmi'), parse(sem('test_nmi')), parse(sem('test_nmi').removeprefix(SEM)).metric
-    ('sem_test_nmi', None, 'nmi')
-    """
-    return SEM + name
-
-
-def ema_column(name):
-    """
-    The column of a metric of the moving average of the weights; as for sem(), parse() takes names without EMA.
-
-    >>> ema_column('test_nmi'), parse(ema_column('test_nmi'))
-    ('ema_test_nmi', None)
-    """
-    return EMA + name
+    return metric if has_split(metric.removeprefix(EMA)) else f'{split}_{metric}'
 
 
 def step_mean_column(name):
@@ -139,27 +120,29 @@ def at_backend(name):
     """
     The name at the backends.
 
-    >>> at_backend('test_e_recall@1'), at_backend('lr'), at_backend('sem_test_nmi'), at_backend('step_grad_norm')
-    ('test/e_recall@1', 'lr', 'test/nmi/sem', 'train/grad_norm')
+    >>> at_backend('test_e_recall@1'), at_backend('lr'), at_backend('ema_test_nmi'), at_backend('step_grad_norm')
+    ('test/e_recall@1', 'lr', 'test/nmi/ema', 'train/grad_norm')
     """
     if name.startswith(STEP):
         return f'train/{name.removeprefix(STEP)}'
-    for prefix in (SEM, EMA):
-        if name.startswith(prefix):
-            return f'{at_backend(name.removeprefix(prefix))}/{prefix[:-1]}'
+    if name.startswith(EMA):
+        return f'{at_backend(name.removeprefix(EMA))}/ema'
     split, _, rest = name.partition('_')
     return f'{split}/{rest}' if split in SPLITS and rest else name
 
 
 def from_backend(key):
     """
-    A key at the backends, of this program or of the public code of Roth et al. -> the column; other keys are kept.
+    A key at the backends, of this program or of the public code of Roth et al. -> the column; other keys are kept. Of
+    means over steps the column is train_<name>, since their keys have the form of those of training metrics.
 
-    >>> from_backend('test/e_recall@1'), from_backend('Test: discriminative_e_recall: e_recall@1')
-    ('test_e_recall@1', 'test_e_recall@1')
+    >>> from_backend('test/nmi/ema'), from_backend('Test: discriminative_e_recall: e_recall@1')
+    ('ema_test_nmi', 'test_e_recall@1')
     """
     found = OF_THE_PUBLIC_CODE.fullmatch(key)
     if found:
         return f'{found[1].lower()}_{found[2]}'
+    if key.endswith('/ema'):
+        return EMA + from_backend(key.removesuffix('/ema'))
     split, slash, rest = key.partition('/')
     return f'{split}_{rest}' if slash and split in SPLITS else key

@@ -131,13 +131,13 @@ def read_rows(file):
 def read_texts(file):
     """The rows of a CSV file as they stand; [] without the file. Raises UserError for one that is cut off or broken."""
     read = read_csv(file)
-    if file.exists() and not file.read_bytes().endswith(b'\n'):
-        raise UserError(f'{file}: cut off in its last line; copy it again, or leave the run out')
+    if file.is_file() and not file.read_bytes().endswith(b'\n'):
+        raise UserError(f'{file}: cut off in its last line; copy it again, or leave it out')
     for number, row in enumerate(read, start=2):
         if None in row or None in row.values():
             n_columns = sum(value is not None for name, value in row.items() if name is not None)
             raise UserError(f'{file}, line {number}: cut off or damaged: {n_columns} values for '
-                            f'{len(row.keys() - {None})} columns; copy it again, or leave the run out')
+                            f'{len(row.keys() - {None})} columns; copy it again, or leave it out')
     return read
 
 

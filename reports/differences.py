@@ -2,10 +2,8 @@
 import math
 
 from evaluation import titles
-from reports import significance, tables
+from reports import naming, significance, tables
 from utilities.errors import UserError
-
-CORRECTED = ", corrected by Holm's method for the methods of its column"
 
 
 def add(table, groups, scores, names, baseline, digits=1):
@@ -15,15 +13,15 @@ def add(table, groups, scores, names, baseline, digits=1):
     with a single run, such as a frozen backbone, counts as known.
 
     baseline: the name of a group, or of its method. Returns the columns of the table, each metric before its
-    difference. Raises UserError if the baseline has no runs.
+    difference, and the baseline's name in the table. Raises UserError if the baseline has no runs.
     """
     groups = [group for group in groups if group.runs]
-    references = {group.data: group for group in groups if baseline in (group.name, group.method)}
+    references = {group.test_set: group for group in groups if baseline in (group.name, group.method)}
     if not references:
         raise UserError(f'--baseline {baseline}: the table has no runs of this group; choose from '
                         f'{", ".join(dict.fromkeys(group.name for group in groups))}')
     for dataset, reference in references.items():
-        others = [group for group in groups if group.data == dataset and group is not reference]
+        others = [group for group in groups if group.test_set == dataset and group is not reference]
         for name in names:
             known = values_by_seed(scores, reference, name)
             values = {group.method: values_by_seed(scores, group, name) for group in others}
@@ -31,12 +29,12 @@ def add(table, groups, scores, names, baseline, digits=1):
             corrected = significance.holm([difference.p for difference in found.values()])
             for method, p in zip(found, corrected, strict=True):
                 table[method][dataset, titles.DIFFERENCE + name] = cell_of(found[method], p, name, digits)
-    return [column for name in names for column in (name, titles.DIFFERENCE + name)]
+    return [column for name in names for column in (name, titles.DIFFERENCE + name)], naming.method(reference.method)
 
 
 def values_by_seed(scores, group, name):
     """{seed: value} of a column of selection.scores, of the runs of a Group that have one."""
-    rows = scores[(scores.dataset == group.data) & (scores.group == group.name)].dropna(subset=name)
+    rows = scores[(scores.dataset == group.test_set) & (scores.group == group.name)].dropna(subset=name)
     return dict(zip(rows.seed, rows[name], strict=True))
 
 
@@ -84,7 +82,8 @@ def explained(baseline, table):
             if cell.facts:
                 columns.append(key)
                 tests.add(cell.facts['test'])
+    corrected = ", corrected by Holm's method for the methods of its data set and column"
     several = len(set(columns)) < len(columns)
     known = f' A single run of {baseline} counts as known: its variation over seeds is in no interval and no p.'
     return (f' Δ: difference to {baseline}, ± half of its 95 % interval; p: paired t-test over runs of the same seed, '
-            f'unless another test is named{CORRECTED * several}.{known * (significance.ONE_SAMPLE in tests)}')
+            f'unless another test is named{corrected * several}.{known * (significance.ONE_SAMPLE in tests)}')

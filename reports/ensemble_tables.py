@@ -148,8 +148,7 @@ def caption(comparisons, log, names):
 
 
 def n_pairs(compared, form):
-    numbers = compared[compared.form == form].n_pairs.astype(int)
-    return f'n = {numbers.min()}' + (f' to {numbers.max()}' if numbers.min() < numbers.max() else '')
+    return f'n = {text_tables.ends(compared[compared.form == form].n_pairs.astype(int))}'
 
 
 def validation(ensembles, metrics, digits=2):

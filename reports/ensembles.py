@@ -21,7 +21,7 @@ def embed_member(opt, model, data):
             for name in names}
 
 
-def separated(opt, member, criterion=None):
+def separated(opt, member, criterion):
     """The scores of one network, as main.py --evaluate prints them: {'dim', 'test_<metric>'}."""
     return scores(opt, evaluation.as_evaluated(opt, member, criterion)['test'])
 
@@ -71,7 +71,7 @@ def mean_over_folds(rows):
     for name in filter(columns.parse, rows[0]):
         values = [row[name] for row in rows]
         mean[name] = float(np.mean(values))
-        mean[columns.sem(name)] = float(sem(values)) if len(values) > 1 else None
+        mean[columns.SEM + name] = float(sem(values)) if len(values) > 1 else None
     return mean
 
 

@@ -60,7 +60,7 @@ def correlation_matrix(scores, names, file, title):
         axes.text(j, i, '–' if math.isnan(value) else f'{value:.2f}', ha='center', va='center', fontsize=5.5,
                   color='white' if abs(value) > 0.6 else 'black')
     figure.colorbar(picture, shrink=0.8, label="Pearson's r")
-    return save(entitled(figure, f'{title}: correlation over {len(scores)} runs'), file)
+    return save(entitled(figure, f'{title}: correlation over up to {len(scores)} runs'), file)
 
 
 @styled
@@ -101,6 +101,8 @@ def curves(groups, name, file, title):
         if not runs:
             continue
         values = titles.unit(name) * pandas.concat(runs, axis=1, join='inner').sort_index()      # epochs of all seeds
+        if values.empty:                                      # no epoch that all seeds have
+            continue
         mean = values.mean(axis=1, skipna=False)
         std = values.std(axis=1, skipna=False) if len(runs) > 1 else 0
         colour, marker, line = mark(index)

@@ -1,7 +1,7 @@
 """
-A CSV file with a line per run: the metrics of one epoch, the hash of the test split, the command, the commit, the
-versions of the packages, the device and the seconds of all epochs; optionally also a line for each other epoch.
-Result_Evaluations.py --rows writes it, --runs reads it, and --compare compares two.
+A CSV file with a line per run: the metrics of one epoch, the --eval_views, the hash of the test split, the command, the
+commit, the versions of the packages, the device and the seconds of all epochs; optionally also a line for each other
+epoch. Result_Evaluations.py --rows writes it, --runs reads it, and --compare compares two.
 """
 import json
 import math
@@ -16,9 +16,10 @@ from reports import differences, naming, selection, significance, tables
 from reports.groups import names_of_data
 from utilities import text_tables
 from utilities.errors import UserError
-from utilities.files import read_csv, write_csv
+from utilities.files import write_csv
 
 KEYS = ('dataset', 'group', 'seed', 'epoch')
+VIEWS = 'eval_views'                                                       # a column if some of the runs have views
 TEST = 'test_hash'
 IMAGES = 'test_images_hash'
 ORIGIN = ('command', 'git_commit', 'versions', 'device', 'seconds')
@@ -31,18 +32,18 @@ def write(file, groups, rule, names=()):
     names: columns. If there are any, the line of a run is followed by one for each of its other epochs, which has only
     these columns, also for the averaged weights (--ema); numbers then have six digits.
     """
-    if rule.per_metric:
-        raise UserError('--rows does not go with --per_metric: a line has the metrics of one epoch')
     lines = []
     for group in groups:
         for run in group.runs:
             key = {'dataset': group.dataset, 'group': group.name, 'seed': run.seed}
+            if run.flags.get(VIEWS):
+                key[VIEWS] = ' '.join(map(str, run.flags[VIEWS]))
             chosen = selection.selected_row(run, rule)
             others = [row for row in run.rows if row is not chosen] if names else []
             metrics = {name: as_text(value, 6 if names else None) for name, value in chosen.items()
                        if name == 'epoch' or is_metric(name)}
             lines.append(key | metrics | {TEST: run.test or '', IMAGES: run.test_images or ''} | origin(run))
-            kept = ('epoch', *names, *map(columns.ema_column, names))
+            kept = ('epoch', *names, *(columns.EMA + name for name in names))
             lines += [key | {name: as_text(row[name], 6) for name in kept if name in row} for row in others]
     last = (TEST, IMAGES, *ORIGIN)
     metrics = dict.fromkeys(name for line in lines for name in line if name not in KEYS + last)
@@ -64,26 +65,30 @@ def origin(run):
         return {name: run.flags.get(name, '') for name in ORIGIN}
     config = run_folder.read(run.where)
     versions = config.get('versions', {})
-    is_on_gpu = 'cuda' in versions and config['flags'].get('device') != 'cpu'
+    device = versions.get('processor', '')
+    asked_for = config['flags'].get('device')
+    if asked_for != 'cpu' and 'cuda' in versions:
+        device = 'CUDA'
+    elif asked_for == 'mps' or asked_for == 'auto' and device.startswith('Apple'):          # `auto` takes its GPU
+        device = f'MPS ({device})'
     seconds = [row['seconds'] for row in reading.read_rows(Path(run.where) / 'log.csv') if 'seconds' in row]
     return {'command': config.get('command', ''), 'git_commit': config.get('git_commit') or '',
-            'versions': json.dumps(versions), 'device': 'CUDA' if is_on_gpu else versions.get('processor', ''),
-            'seconds': f'{sum(seconds):.0f}'}
+            'versions': json.dumps(versions), 'device': device, 'seconds': f'{sum(seconds):.0f}'}
 
 
 def read(file):
     """
     The Runs in a file that write() wrote. The lines of a run are its rows, by epoch; what ORIGIN names is among its
-    flags. A group may have runs of one seed on several test sets; a line without a hash belongs to the run
-    before it. Raises UserError for another file, and for two lines of one epoch.
+    flags. A group may have runs of one seed on several test sets and with other views; a line without a hash belongs to
+    the run before it with these views. Raises UserError for a broken or another file, and for two lines of one epoch.
     """
     found = {}
-    for number, line in enumerate(read_csv(Path(file)), start=2):
+    for number, line in enumerate(reading.read_texts(Path(file)), start=2):
         try:
-            key = line['dataset'], line['group'], int(line['seed'])
+            key = line['dataset'], line['group'], int(line['seed']), line.get(VIEWS, '')
             row = {'epoch': int(line['epoch'])} | {
                 name: float(value) for name, value in line.items() if value and is_metric(name)}
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, ValueError):
             raise UserError(f'{file}, line {number}: not a line that --rows wrote; expected the columns '
                             f'{", ".join(KEYS)} and metrics') from None
         name = f'{key[1]}_s{key[2]}'
@@ -92,7 +97,7 @@ def read(file):
         if runs and not hashes[0]:
             hashes = [*runs][-1]
         if hashes not in runs:
-            flags = dict(zip(KEYS, key, strict=False))
+            flags = dict(zip(KEYS, key[:3], strict=False)) | {VIEWS: key[3].split()}
             runs[hashes] = Run(name, f'{file}, line {number}', flags, test=hashes[0], test_images=hashes[1])
         run = runs[hashes]
         if any(row['epoch'] == other['epoch'] for other in run.rows):

@@ -9,7 +9,7 @@ from reports import naming
 from utilities.errors import UserError
 
 # flags, and columns of --rows, that may differ between the seeds of a setting, besides the flags of the machine
-OF_A_SEED = {'seed', 'savename', 'deterministic', 'command', 'git_commit', 'versions'}
+OF_A_SEED = {'seed', 'savename', 'deterministic', 'command', 'git_commit', 'versions', 'seconds'}
 
 
 @dataclass
@@ -17,13 +17,13 @@ class Group:
     """
     The valid runs of one setting on one test set of a data set.
 
-    data:     the data set in column names, as names_of_data() gives it.
+    test_set: the data set and, where there are several, its test set and views, as names_of_data() names them.
     method:   the name that naming.methods gives the setting.
     expected: the seeds that should be there.
     """
     name: str
     dataset: str
-    data: str
+    test_set: str
     runs: list
     method: str = ''
     expected: set = field(default_factory=set)
@@ -66,15 +66,15 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
         notes += differences(group.name, group.runs)
         group.method = methods[group.dataset, group.name]
         group.expected = set(seeds) or planned.get((group.dataset, group.name)) or {
-            run.seed for other in groups if other.data == group.data for run in other.runs}
+            run.seed for other in groups if other.test_set == group.test_set for run in other.runs}
         if group.missing:
-            notes.append(f'{group.name} on {naming.dataset(group.data)}: seed(s) '
+            notes.append(f'{group.name} on {naming.dataset(group.test_set)}: seed(s) '
                          f'{", ".join(map(str, group.missing))} missing')
     if planned:
         order = {name: index for index, (_, name) in enumerate(planned)}
         groups.sort(key=lambda group: order.get(group.name, len(order)))
     else:
-        groups.sort(key=lambda group: (group.data, group.name.casefold()))
+        groups.sort(key=lambda group: (group.test_set, group.name.casefold()))
     return groups, notes + notes_on_data
 
 
@@ -102,16 +102,17 @@ def names_of_data(runs):
 
     A name is <dataset>, and <dataset>@<hash> where the runs on this data set have several test sets, with +<views> at
     the end if only some of them have these --eval_views. In place of `folder` it begins with the name of the folder, if
-    that is the same in all runs.
+    that is the same in all its runs, and no other run has a --dataset of this name.
     """
     names = {}
     notes = []
-    for dataset in dict.fromkeys(run.dataset for run in runs):
+    datasets = dict.fromkeys(run.dataset for run in runs)
+    for dataset in datasets:
         own = [run for run in runs if run.dataset == dataset]
         tests = test_sets(own)
         known = {test for test in tests if test}
         views = ['+'.join(dict.fromkeys(map(str, run.flags.get('eval_views') or ()))) for run in own]
-        name = folder_name(own) if dataset == 'folder' else dataset
+        name = folder_name(own) if dataset == 'folder' and folder_name(own) not in datasets else dataset
         for run, test, view in zip(own, tests, views, strict=True):
             of_test = f'@{test or naming.UNKNOWN}' if len(known) > 1 else ''
             of_view = f'+{view}' if view and len(set(views)) > 1 else ''

@@ -64,7 +64,7 @@ def compared(line, groups):
         for run in group.runs:
             name = f'{line.group}_fold{run.flags.get("fold")}' if is_folded else line.group
             if (group.dataset, group.name) == (line.data_set, name):
-                found.setdefault(group.data, []).append(run)
+                found.setdefault(group.test_set, []).append(run)
     rule = selection.Rule(line.select, Column('test', line.select_by), per_metric=False)
     rows = []
     for data, runs in found.items():
@@ -88,7 +88,7 @@ def values_by_rule(line, rule, runs, n_folds):
             value = selection.value_in(run, selection.selected_row(run, rule), line.column)
             seeds.setdefault(run.seed, []).append(value)
         except UserError:
-            reasons.append(f'{run.name} has no {line.column} at the epoch that counts')
+            reasons.append(f'{run.name} has no value of {line.column} at the selected epoch')
     reasons += [f'seed {seed}: {len(values)} of {n_folds} folds' for seed, values in seeds.items()
                 if len(values) != n_folds]
     return [float(np.mean(values)) for values in seeds.values()], list(dict.fromkeys(reasons))
@@ -99,8 +99,8 @@ def protocol_differences(line, run):
     own_split = 'predefined' if line.data_set == 'online_products' else 'half'
     flags = SHARED | run.flags | {'split_scheme': run.flags.get('split_scheme') or own_split}
     stated = {name: getattr(line, name) for name in STATED if not pandas.isna(getattr(line, name))}
-    reasons = [f'{name} {flags.get(name)}, published {value}' for name, value in (stated | SHARED).items()
-               if flags.get(name) != value]
+    reasons = [f'{name} {flags.get(name)}, published {str(value).removesuffix(".0")}'
+               for name, value in (stated | SHARED).items() if flags.get(name) != value]
     if run.other_data:
         reasons.append(run.other_data)
     if math.isnan(line.embed_dim):

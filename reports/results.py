@@ -25,9 +25,6 @@ def report(opt, planned=()):
         if folder:
             require_writable_folder(folder, flag)
     if opt.compare:
-        ignored = [f'--{name}' for name in (*tables.FORMATS, 'rows', 'figures') if getattr(opt, name)]
-        if ignored:
-            raise UserError(f'--compare prints a table and writes no file; leave out {", ".join(ignored)}')
         from reports import final_rows
         print(final_rows.compare(*opt.compare, opt.metrics, opt.digits))
         return
@@ -55,8 +52,8 @@ def report(opt, planned=()):
     shown = names
     if opt.baseline:
         from reports import differences  # imports scipy, which other tables do not need
-        shown = differences.add(table, grouped, scores, names, opt.baseline, opt.digits)
-        caption += differences.explained(opt.baseline, table)
+        shown, baseline = differences.add(table, grouped, scores, names, opt.baseline, opt.digits)
+        caption += differences.explained(baseline, table)
     below = bool(opt.baseline) and len(datasets) > 1
     texts = {'latex': tables.latex(table, datasets, shown, caption, notes, below=below), 'csv': tables.csv(table),
              'markdown': tables.markdown(table, datasets, shown, caption, notes)}
@@ -86,8 +83,8 @@ def plan_figures(opt, grouped, names, rule):
     plans = []
     tables_of_scores = []
     chosen = [columns.asked_for(metric) for metric in opt.figure_metrics]
-    for dataset in dict.fromkeys(group.data for group in grouped if group.runs):
-        members = [group for group in grouped if group.data == dataset and group.runs]
+    for dataset in dict.fromkeys(group.test_set for group in grouped if group.runs):
+        members = [group for group in grouped if group.test_set == dataset and group.runs]
         last = [run.rows[-1] for group in members for run in group.runs]
         shared = [name for name in last[0] if all(name in row for row in last)]
         of_test = [name for name in shared if columns.parse(name) and columns.parse(name).split == 'test']
@@ -103,7 +100,9 @@ def plan_figures(opt, grouped, names, rule):
         tables_of_scores.append((scores, missing))
         title = naming.dataset(dataset)
         start = f'{folder / dataset}_'
-        plans.append(partial(figures.correlation_matrix, scores, matrix, f'{start}correlations.{opt.format}', title))
+        if matrix:
+            file = f'{start}correlations.{opt.format}'
+            plans.append(partial(figures.correlation_matrix, scores, matrix, file, title))
         for cause in causes:
             file = f'{start}{rule.by.name}_against_{cause}.{opt.format}'
             plans.append(partial(figures.scatter, scores, cause, rule.by.name, file, title))

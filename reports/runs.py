@@ -43,26 +43,28 @@ def below(folders, exclude):
     `exclude` are not read, so that broken ones can be left out. Prints the folders that are left out since their
     config.yaml or splits.yaml is missing.
     """
-    def read_too(path):
-        return not any(text in str(path) for text in exclude)
-
-    runs = []
+    places = {}                                              # by resolved path: a run below several folders counts once
     for folder in map(Path, folders):
         if folder.suffix == '.csv' and folder.is_file():
-            from reports import final_rows  # imports scipy, which other tables do not need
-            runs += final_rows.read(folder)
-            continue
-        if not folder.is_dir():
+            places[folder.resolve()] = folder
+        elif folder.is_dir():
+            found = {path.parent for path in folder.rglob('*') if path.name in FILES}
+            places |= {place.resolve(): place for place in sorted(found) if not place.name.startswith('.')}
+        else:
             raise UserError(f'--runs {folder}: there is no such folder')
-        places = {path.parent for path in folder.rglob('*') if path.name in FILES}
-        places = [place for place in sorted(places) if not place.name.startswith('.')]
-        found = [path for path in places if reading.is_run_folder(path)]
-        runs += [reading.read(path) for path in found if read_too(path)]
-        for path in places:
-            if path not in found and read_too(path):
-                missing = [name for name in ('config.yaml', 'splits.yaml') if not (path / name).is_file()]
-                print(f'Note: {path}: left out: it has files of a run, but no {" and no ".join(missing)}; copy it '
-                      'again, or leave it out with --exclude', file=sys.stderr)
+    runs = []
+    for place in places.values():
+        if any(text in str(place) for text in exclude):
+            continue
+        if place.is_file():
+            from reports import final_rows  # imports scipy, which other tables do not need
+            runs += final_rows.read(place)
+        elif reading.is_run_folder(place):
+            runs.append(reading.read(place))
+        else:
+            missing = [name for name in ('config.yaml', 'splits.yaml') if not (place / name).is_file()]
+            print(f'Note: {place}: left out: it has files of a run, but no {" and no ".join(missing)}; copy it again, '
+                  'or leave it out with --exclude', file=sys.stderr)
     return runs
 
 

@@ -49,19 +49,21 @@ def selection_rule(opt, names):
                         'as e_recall@1 or nmi')
     if opt.per_metric and opt.select == 'last':
         raise UserError('--per_metric goes with --select best_val or best_test')
+    if opt.per_metric and opt.rows:
+        raise UserError('--rows does not go with --per_metric: a line has the metrics of one epoch')
     return Rule(opt.select, by, opt.per_metric)
 
 
 def scores(groups, names, rule):
     """
     A table and {column: sentences that name the runs without a value}. The table has a row per run that counts, with
-    dataset (Group.data), group, method, seed and the columns `names`, which are nan without a value.
+    dataset (Group.test_set), group, method, seed and the columns `names`, which are nan without a value.
     """
     rows = []
     missing = {}
     for group in groups:
         for run in group.runs:
-            row = {'dataset': group.data, 'group': group.name, 'method': group.method, 'seed': run.seed}
+            row = {'dataset': group.test_set, 'group': group.name, 'method': group.method, 'seed': run.seed}
             for name in names:
                 try:
                     row[name] = selected_value(run, name, rule)
@@ -103,10 +105,7 @@ def selected_value(run, name, rule):
         row = best_row(run, column.on(rule.split), rule.select)
     else:
         row = selected_row(run, rule)
-    value = value_in(run, row, name)
-    if math.isnan(value):
-        raise UserError(f'group {run.group}, seed(s) {run.seed}: {name} is not a number at the epoch that counts')
-    return value
+    return value_in(run, row, name)
 
 
 def selected_row(run, rule):
@@ -131,4 +130,6 @@ def value_in(run, row, name):
     if name not in row:
         known = sorted({column for row in run.rows for column in row if columns.has_split(column)})
         raise UserError(f'{run.where}: it has no {name} in epoch {row["epoch"]}; its metrics: {", ".join(known)}')
+    if math.isnan(row[name]):
+        raise UserError(f'{run.where}: {name} is not a number in epoch {row["epoch"]}')
     return row[name]

@@ -52,15 +52,15 @@ def summarise(groups, scores, names, digits=1):
     Returns ({method: {(data set, name): Cell}}, [data sets]): a method without runs on a data set has no Cell there.
     Runs without a value do not count.
     """
-    datasets = list(dict.fromkeys(group.data for group in groups))
+    datasets = list(dict.fromkeys(group.test_set for group in groups))
     table = {group.method: {} for group in groups}
     for group in groups:
-        rows = scores[(scores.group == group.name) & (scores.dataset == group.data)]
+        rows = scores[(scores.group == group.name) & (scores.dataset == group.test_set)]
         for name in names:
             values = rows[name].dropna()
             cell = Cell(values.mean(), values.std(), len(values), len(group.expected | set(rows.seed)))
             cell.text = cell_text(cell, name, digits)
-            table[group.method][group.data, name] = cell
+            table[group.method][group.test_set, name] = cell
     most = max(cell.n for cells in table.values() for cell in cells.values())
     for cells in table.values():
         for cell in cells.values():

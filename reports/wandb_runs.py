@@ -13,7 +13,7 @@ from utilities.errors import UserError
 from utilities.files import write_text
 
 
-def download(project, cache, is_wanted=lambda name, where: True):
+def download(project, cache, is_wanted):
     """
     The runs of the project 'ENTITY/PROJECT' at the server, with their full histories.
 

@@ -25,14 +25,14 @@ def test_every_column_there_and_back(metric):
     for split, level in itertools.product(SPLITS, LEVELS):
         column = Column(split, metric, level)
         assert columns.parse(column.name) == column
-        assert columns.asked_for(column.name) == column.name and columns.has_split(column.name)
+        assert columns.has_split(column.name)
         assert columns.at_backend(column.name) == column.name.replace('_', '/', 1)
-        assert columns.from_backend(columns.at_backend(column.name)) == column.name
+        for name in (column.name, columns.EMA + column.name):
+            assert columns.from_backend(columns.at_backend(name)) == name == columns.asked_for(name)
         assert [column.on(other).name for other in SPLITS] == [Column(other, metric, level).name for other in SPLITS]
         if split == 'test':
             assert columns.asked_for(column.name.removeprefix('test_')) == column.name
-        assert columns.parse(columns.sem(column.name)) is None
-        assert columns.at_backend(columns.sem(column.name)) == f'{columns.at_backend(column.name)}/sem'
+        assert columns.parse(columns.SEM + column.name) is columns.parse(columns.EMA + column.name) is None
 
 
 @pytest.mark.parametrize('name', [LOSS, 'epoch', 'lr', 'seconds', 'trained_status', 'test', 'testing_nmi',

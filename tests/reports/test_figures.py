@@ -4,6 +4,7 @@ import pytest
 from scipy.stats import pearsonr
 
 from reports import figures
+from tests.reports.conftest import METRICS
 
 
 def test_figures(inspected, make, evaluate, tmp_path):
@@ -21,6 +22,21 @@ def test_figures(inspected, make, evaluate, tmp_path):
         assert (tmp_path / 'f' / name).read_bytes().startswith(b'\x89PNG')
     labels = [label.get_text() for label in inspected[0].axes[0].get_yticklabels()]
     assert labels == ['R@1', 'NMI', 'F1', 'MAP@R', 'rho@1', 'intra/inter']          # MAP@R once, of its two names
+
+
+def test_runs_that_share_no_epoch_or_no_test_metric(inspected, make, evaluate, tmp_path):
+    for seed in range(2):
+        make('A', seed, n_epochs=4 - seed)
+    assert evaluate('--rows', tmp_path / 'r.csv')[0] == 0                          # their last epochs
+    flags = ['--metrics', 'e_recall@1', '--figures']
+    assert evaluate(*flags, tmp_path / 'epochs', source=['--runs', str(tmp_path / 'r.csv')])[0] == 0
+    curves, = (figure for figure in inspected if figure.axes[0].get_xlabel() == 'epoch')
+    assert not curves.axes[0].lines
+    names = [f'test_{metric}' for metric in METRICS]
+    make('B', 0, without=names[1:])
+    make('C', 0, without=names[:1])
+    code, out, _ = evaluate(*flags, tmp_path / 'metrics', '--only', 'B', 'C')
+    assert code == 0 and 'curves_test_e_recall@1' in out and 'correlations' not in out
 
 
 def test_the_correlation_is_pearsons():
@@ -43,9 +59,9 @@ def test_the_texts_of_all_figures_lie_inside_them(groups, inspected, make, evalu
             make(group, seed, test='0' * 16, values=levels, eval_views=['0.71', '0.875', 'flip'])
     make('D', 0, test='1' * 16)                                   # so that the titles name the test set and the views
     code, *_ = evaluate('--figures', tmp_path / 'f', '--select', 'best_test', '--per_metric', '--metrics', 'e_recall@1',
-                        'within_c_precision_at_1')
+                        'within_c_precision_at_1', '--format', 'svg')
     assert code == 0 and len(inspected) == 8 + 6
-    assert (tmp_path / 'f' / f'cub200@{"1" * 16}_curves_test_e_recall@1.png').exists()
+    assert '<svg ' in (tmp_path / 'f' / f'cub200@{"1" * 16}_curves_test_e_recall@1.svg').read_text()
     for figure in inspected:
         boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
         assert not any(one.overlaps(other) for one, other in zip(boxes, boxes[1:], strict=False))

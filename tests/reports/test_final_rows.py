@@ -23,20 +23,24 @@ def rows_of_runs(make, evaluate, tmp_path):
 def test_a_line_has_the_device_and_the_seconds_of_all_epochs(make, evaluate, tmp_path):
     for name, versions, device in (('A', {'processor': 'AMD EPYC'}, None),
                                    ('B', {'processor': 'AMD EPYC', 'cuda': '13'}, None),
-                                   ('C', {'processor': 'Xeon', 'cuda': '13'}, 'cpu')):
+                                   ('C', {'processor': 'Xeon', 'cuda': '13'}, 'cpu'),
+                                   ('D', {'processor': 'Apple M2'}, 'auto'), ('E', {'processor': 'Apple M2'}, 'cpu'),
+                                   ('F', {'processor': 'Intel'}, 'mps')):
         folder = make(name, 0, n_epochs=4, device=device)                  # a second in each of epochs 0 to 4
         run_folder.write_yaml(folder / 'config.yaml', run_folder.read(folder) | {'versions': versions})
     assert evaluate('--rows', tmp_path / 'rows.csv')[0] == 0
     lines = [(line['group'], line['device'], line['seconds']) for line in read_csv(tmp_path / 'rows.csv')]
-    assert lines == [('A', 'AMD EPYC', '5'), ('B', 'CUDA', '5'), ('C', 'Xeon', '5')]
+    devices = ['AMD EPYC', 'CUDA', 'Xeon', 'MPS (Apple M2)', 'Apple M2', 'MPS (Intel)']
+    assert lines == [(name, device, '5') for name, device in zip('ABCDEF', devices, strict=True)]
     again = final_rows.read(tmp_path / 'rows.csv')
-    assert [run.flags['device'] for run in again] == ['AMD EPYC', 'CUDA', 'Xeon']
+    assert [run.flags['device'] for run in again] == devices
 
 
 def test_a_table_of_the_rows_is_the_table_of_the_runs(make, evaluate, rows_of_runs, tmp_path):
     for group in ('CUB_A', 'CUB_B'):
         for seed in range(3):
-            make(group, seed, test='86c957e2034a4870')            # the hash of the test split is no metric
+            # the hash of the test split is no metric; the seeds' runs take different times
+            make(group, seed, test='86c957e2034a4870', values={'seconds': [seed] * 5})
     flags = ['--metrics', 'nmi', 'rho_spectrum@1', '--markdown', tmp_path / 'of_runs.md']
     for select in ('last', 'best_test'):
         file = rows_of_runs(f'{select}.csv', '--select', select)
@@ -44,12 +48,15 @@ def test_a_table_of_the_rows_is_the_table_of_the_runs(make, evaluate, rows_of_ru
         wanted = (tmp_path / 'of_runs.md').read_text().splitlines()
         code, _, error = evaluate(*flags, source=['--runs', str(file)])
         assert code == 0, error
-        assert (tmp_path / 'of_runs.md').read_text().splitlines()[:4] == wanted[:4]
+        again = (tmp_path / 'of_runs.md').read_text()
+        assert again.splitlines()[:4] == wanted[:4] and 'differ in' not in again
     with open(tmp_path / 'last.csv', newline='') as opened:
         rows = list(csv.DictReader(opened))
     assert [(row['dataset'], row['group'], row['seed'], row['epoch']) for row in rows] == [
         ('cub200', f'CUB_{name}', str(seed), '4') for name in 'AB' for seed in range(3)]
-    assert evaluate('--per_metric', '--select', 'best_test', '--rows', tmp_path / 'no.csv')[0] == 2
+    code, out, error = evaluate('--per_metric', '--select', 'best_test', '--rows', tmp_path / 'no.csv', '--latex',
+                                tmp_path / 'no.tex')
+    assert code == 2 and '--rows does not go with --per_metric' in error and not out and not [*tmp_path.glob('no.*')]
     assert evaluate('--rows', tmp_path / 'nowhere' / 'no.csv')[0] == 2
     (tmp_path / 'other.csv').write_text('a,b\n1,2\n')
     code, _, error = evaluate(source=['--runs', str(tmp_path / 'other.csv')])
@@ -77,9 +84,15 @@ def test_rows_of_all_epochs_are_the_runs_again(make, evaluate, rows_of_runs, tmp
     last = rows_of_runs('last.csv')
     code, out, _ = evaluate('--compare', last, file, '--metrics', 'nmi', source=['--digits', '2'])
     assert code == 0 and '1 differences, 0 of them' in out and '0.00 ± 0.00 |' in out
-    file.write_text(file.read_text() + 'cub200,CUB_A,2,4,0.5,0.5\n')
-    code, _, error = evaluate(source=['--runs', str(file)])
-    assert code == 2 and 'duplicate row: epoch 4 of CUB_A_s2 on cub200' in error
+    text = file.read_text()
+    row = text.splitlines()[-1]
+    for added, sentence in ((f'{row}\n', 'line 17: duplicate row: epoch 3 of CUB_A_s2 on cub200'),
+                            (f'{row},1\n', 'line 17: cut off or damaged: 23 values for 23 columns'),
+                            ('cub200,CUB_A,3,4,0.5,0.5\n', 'line 17: cut off or damaged: 6 values for 23 columns'),
+                            (row[:20], 'cut off in its last line')):
+        file.write_text(text + added)
+        code, _, error = evaluate(source=['--runs', str(file)])
+        assert code == 2 and f'all.csv{", " * added.endswith(chr(10))}' in error and sentence in error
 
 
 def written(file, scores):
@@ -123,10 +136,14 @@ def test_the_comparison_finds_what_changed_beyond_seeds(evaluate, tmp_path):
     assert rows['worse'][6] == f'**{100 * change.mean():.2f} ± {100 * half:.2f}**'
     assert '7 differences, 2 of them' in out
     assert evaluate('--compare', *files, '--metrics', 'nmi', 'test_nmi', source=['--digits', '2'])[1] == out
-    for flag in ('--markdown', '--latex', '--csv', '--rows', '--figures'):
+    for flag in ('--markdown', '--latex', '--csv', '--rows', '--figures', '--runs', '--script', '--baseline'):
         code, _, error = evaluate('--compare', *files, flag, tmp_path / 'new', source=['--digits', '2'])
         assert code == 2 and f'leave out {flag}' in error and not (tmp_path / 'new').exists()
+    assert 'leave out --select' in evaluate('--compare', *files, '--select', 'best_test', source=['--digits', '2'])[2]
     assert 'Only in the old file: gone on CUB200-2011.' in out and 'Only in the new file: new on' in out
     files[1] = written(tmp_path / 'third.csv', {'other': base})
     code, _, error = evaluate('--compare', *files, source=['--digits', '2'])
     assert code == 2 and 'no group on a test set in common' in error
+    files[1] = written(tmp_path / 'nan.csv', {'same': base | {3: np.nan}})
+    code, _, error = evaluate('--compare', *files, '--metrics', 'nmi', source=['--digits', '2'])
+    assert code == 2 and 'nan.csv, line 5: test_nmi is not a number in epoch 4' in error

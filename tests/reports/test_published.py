@@ -120,10 +120,12 @@ def test_a_metric_that_a_run_does_not_have_is_not_compared(make, evaluate):
     code, out, _ = evaluate('--published', 'roth2020')
     rho = cells(out)['CUB MS train rho@2']
     assert code == 0 and cells(out)['CUB MS R@1'][1] != '–'
-    assert rho == ['0.155', '–', '0', f'CUB_MS_s0 has no {RHO} at the epoch that counts']
+    assert rho == ['0.155', '–', '0', f'CUB_MS_s0 has no value of {RHO} at the selected epoch']
     make('CUB_MS', 1, **ROTH, values={RHO: [.5] * 151})
+    make('CUB_MS', 2, **ROTH, values={RHO: [math.nan] * 151})
     rho = cells(evaluate('--published', 'roth2020')[1])['CUB MS train rho@2']
-    assert rho[1:] == ['0.500', '1', f'CUB_MS_s0 has no {RHO} at the epoch that counts']
+    reasons = '; '.join(f'CUB_MS_s{seed} has no value of {RHO} at the selected epoch' for seed in (0, 2))
+    assert rho[1:] == ['0.500', '1', reasons]
 
 
 def test_the_mean_over_folds_at_the_best_validation_epoch(make, evaluate, tmp_path):
@@ -131,14 +133,15 @@ def test_the_mean_over_folds_at_the_best_validation_epoch(make, evaluate, tmp_pa
         for seed in range(2):
             make(f'CUB_Triplet_fold{fold}', seed, splits=('val',), fold=fold, **MLRC, values={
                 VALIDATED: [.1, .2, .42 + .01 * fold + .002 * seed, .3, .2]})
-    make('CUB_ArcFace_fold0', 0, splits=('val',), fold=0, **MLRC)
+    make('CUB_ArcFace_fold0', 0, splits=('val',), fold=0, **MLRC | {'embed_dim': 64})
     code, out, _ = evaluate('--published', 'musgrave2020', 'mohan2020', '--digits', 2, '--csv', tmp_path / 't.csv')
     found = cells(out)
     assert code == 0 and 'at the epoch of the best validation MAP@R, mean over folds, as published' in out
     validation, test = found['CUB Triplet val MAP@R'], found['CUB Triplet MAP@R']
     assert validation[:2] == ['42.44', '43.60 ± 0.14'] and validation[3].startswith('+1.16 ± 1.27')
     assert test[:3] == ['≈ 23.70', '–', '0'] and test[3].startswith('published embed_dim not stated; ')
-    assert found['CUB ArcFace val MAP@R'][3] == 'seed 0: 1 of 4 folds'              # never validation beside test
+    assert found['CUB ArcFace val MAP@R'][3] == 'embed_dim 64, published 128; seed 0: 1 of 4 folds'
+    assert found['CUB ArcFace MAP@R'][1] == '–'                                    # never validation beside test
 
 
 def test_papers_with_one_name_for_different_runs(roth, make, evaluate):

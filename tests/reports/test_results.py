@@ -86,8 +86,8 @@ def test_differences_to_a_baseline(make, evaluate, tmp_path):
     flags = ['--metrics', 'e_recall@1', 'rho_spectrum@1', '--latex', tmp_path / 't.tex', '--csv', tmp_path / 't.csv']
     code, out, _ = evaluate(*flags, '--baseline', 'CUB_B')
     found = cells(out)
-    assert code == 0 and '| method | R@1 | Δ R@1 | rho@1 | Δ rho@1 |' in out and 'Δ: difference to CUB_B' in out
-    assert "corrected by Holm's method" in out
+    assert code == 0 and '| method | R@1 | Δ R@1 | rho@1 | Δ rho@1 |' in out and 'Δ: difference to B, ±' in out
+    assert "corrected by Holm's method for the methods of its data set and column" in out
     welch, paired = scipy.stats.ttest_ind(a, b, equal_var=False), scipy.stats.ttest_rel(d, b)
     shared = scipy.stats.ttest_rel(e, b[:3])
     small, middle, large = sorted([welch.pvalue, paired.pvalue, shared.pvalue])
@@ -274,6 +274,30 @@ def test_a_folder_of_images_has_its_own_name_in_the_tables(make, evaluate, tmp_p
     assert evaluate('--latex', tmp_path / 't.tex')[0] == 0 and '{folder}' in (tmp_path / 't.tex').read_text()
 
 
+def test_a_folder_with_the_name_of_another_data_set_is_not_averaged_with_it(make, evaluate):
+    folders = [make('A', 0, 'folder', source_path='data/cub200'), make('A', 1)]
+    out = evaluate('--metrics', 'nmi')[1]
+    for title, folder in zip(('folder', 'CUB200-2011'), folders, strict=True):
+        assert cells_on(title, out) == {'A': [f'{100 * column_of(folder, "test_nmi")[-1]:.1f}']}
+
+
+def test_a_run_below_several_folders_counts_once(make, evaluate, tmp_path):
+    file = str(tmp_path / 'r.csv')
+    folders = [str(make('A', seed)) for seed in range(2)]
+    once = evaluate('--rows', file)
+    assert evaluate('--rows', file, source=['--runs', *folders, str(tmp_path / 'runs')]) == once
+    assert cells(evaluate(source=['--runs', file, file])[1]) == cells(once[1])
+
+
+def test_metrics_of_the_moving_average(make, evaluate):
+    for seed in range(2):
+        make('A', seed, values={'ema_test_nmi': [.1, .2, .3, .4, .5]})
+    code, out, _ = evaluate('--metrics', 'nmi', 'ema_test_nmi', '--select', 'best_test', '--per_metric')
+    assert code == 0 and '| method | NMI | EMA NMI |' in out and '; in percent' in out
+    code, out, _ = evaluate('--metrics', 'ema_test_nmi')
+    assert code == 0 and cells(out) == {'A': ['50.0 ± 0.0']}
+
+
 def test_a_run_without_the_metric_is_named_and_the_rest_stands(make, evaluate, tmp_path):
     whole, part = make('A', 0), make('A', 1, without=('test_f1',))
     other, alone = make('B', 0, without=('test_f1',)), make('C', 0, splits=('test', 'val'))
@@ -354,6 +378,11 @@ def test_runs_with_other_views_or_other_images_of_the_same_classes_have_no_commo
     assert code == 0 and '- cub200: different --eval_views, listed separately' in out
     assert '| CUB200-2011 | A |' in out and '| CUB200-2011 (views 0.8 flip) | A |' in out
     assert '(views' not in evaluate('--only', 'A_s2')[1]
+    folder = make('A', 1, name='A_views', test='1' * 16, eval_views=['0.8', 'flip'])            # a seed with both
+    run_folder.write_yaml(folder / 'config.yaml', run_folder.read(folder) | {'test_images_hash': '2' * 16})
+    for flags in ([], ['--all_epochs']):
+        out = evaluate('--only', 'A', '--rows', tmp_path / 'r.csv', *flags)[1].partition('rows: ')[0]
+        assert evaluate(source=['--runs', str(tmp_path / 'r.csv')])[1].strip() == out.strip() and '(views' in out
 
 
 @pytest.mark.parametrize('name', ['log.csv', 'summary.json'])
@@ -387,4 +416,4 @@ def test_groups_that_cannot_be_averaged(make, evaluate, tmp_path):
     text = (folder / 'log.csv').read_text()
     (folder / 'log.csv').write_text(text.replace(str(column_of(folder, 'test_nmi')[-1]), 'nan'))
     code, _, error = evaluate('--only', 'C_')
-    assert code == 2 and 'group C, seed(s) 0: test_nmi is not a number' in error
+    assert code == 2 and f'{folder}: test_nmi is not a number in epoch 4' in error

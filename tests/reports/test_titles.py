@@ -8,12 +8,13 @@ import evaluation
 from evaluation import titles
 from records.columns import LEVELS, SPLITS, Column
 from reports import differences, naming, tables
+from utilities import text_tables
 
 
 def test_the_examples_in_the_docstrings():
-    for module, number in (titles, 8), (naming, 5), (tables, 1), (differences, 1):
+    for module in (titles, naming, tables, differences, text_tables):
         examples = doctest.testmod(module)
-        assert examples.attempted == number and not examples.failed
+        assert examples.attempted and not examples.failed
 
 
 @pytest.mark.parametrize('name', evaluation.METRICS)
