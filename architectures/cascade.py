@@ -9,7 +9,7 @@ import torch
 from architectures import depth, pooling
 from architectures.embedding_layer import embedding_layer
 from utilities.errors import UserError
-from utilities.image_size import sides
+from utilities.image_size import sides, written
 
 
 class InnerLevels(torch.nn.Module):
@@ -17,11 +17,15 @@ class InnerLevels(torch.nn.Module):
     The embedding layers after the blocks of --cascade. A forward pass of the backbone stores the pooled output of these
     blocks in `features`, {name of the block: [B, C]}; calling the module embeds them.
 
-    Raises UserError if the backbone has no such block, or if the output of the block is neither maps nor tokens.
+    Raises UserError if the backbone has no such block, if the output of the block is neither maps nor tokens, or if the
+    images are not square.
     """
 
     def __init__(self, opt, backbone):
         super().__init__()
+        for flag, size in (('input_size', backbone.size), ('eval_size', opt.eval_size)):
+            if size and len(set(sides(size))) > 1:
+                raise UserError(f'--{flag} {written(size)}: --cascade takes square images only')
         self.names = [last_module_name(opt, block, backbone.network) for block in opt.cascade]
         self.features = {}
         for name in self.names:

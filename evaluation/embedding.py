@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from evaluation.ranking.arrays import take_rows
 from evaluation.ranking.neighbours import Search
 from utilities import exchange, processes, stopping
 from utilities.device import full_float32
@@ -87,8 +88,10 @@ class Embedded:
     embeddings: [N, D] float32 tensor, in the order of the images; on the GPU with --evaluate_on_gpu.
     images:     the ImageSet they come from, with its labels and paths.
     ranking:    None, or embeddings -> (queries, gallery), whose inner product is the score in place of the distance.
-    norms:      [N] float32 array, the norms of the embeddings before the network normalised them; None if unknown.
-    network, of_features: the EmbeddingNetwork, and whether these are its pooled features; None if unknown.
+    norms:      [N] float32 array, the norms of the network's embeddings; if it normalises them, before that, with
+                --cascade of the last level's; None if unknown.
+    network:    the EmbeddingNetwork; None if unknown.
+    of_features: whether `embeddings` are pooled features.
     """
     embeddings: torch.Tensor
     images: torch.utils.data.Dataset
@@ -100,6 +103,13 @@ class Embedded:
     def search(self):
         ranking = self.ranking(self.embeddings) if self.ranking else None
         return Search(self.embeddings, self.images.labels, self.images.is_query, self.images.in_gallery, ranking)
+
+    def without_distractors(self):
+        """The embeddings [n, D] and labels [n] of the images that are of a class: of all but distractors."""
+        if self.images.is_distractor is None:
+            return self.embeddings, self.images.labels
+        kept = np.flatnonzero(~self.images.is_distractor)
+        return take_rows(self.embeddings, kept), self.images.labels[kept]
 
 
 def evaluation_batches(opt, dataset):
@@ -131,7 +141,8 @@ def embed(opt, model, images, name, features=False, autocast=None):
     for batch, _, indices in stopping.checked(bar):
         with precision, full_float32():
             found = embed_batch(model, batch, vars(opt))
-            norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before normalisation
+            raw = model.f_embed(found[1]) if model.normalize else found[0]              # before normalisation
+            norm = raw.float().norm(dim=1, keepdim=True)
         embedded = found[int(features)]
         rows = slice(int(indices[0]), int(indices[0]) + len(batch))
         if embeddings is None:
@@ -183,16 +194,12 @@ def features_suffice(embedding, model, images, rows, batches):
 
 def write(embedded, file):
     """Writes {split: Embedded} as .npz: embeddings [N, D], norms, labels, class_names, paths and splits, each [N]."""
-    columns = {'embeddings': [], 'norms': [], 'labels': [], 'class_names': [], 'paths': [], 'splits': []}
-    for split, part in embedded.items():
-        columns['embeddings'].append(part.embeddings.cpu().numpy())
-        columns['norms'].append(part.norms)
-        columns['labels'].append(part.images.labels)
-        columns['class_names'].append(np.array(part.images.class_names)[part.images.labels])
-        columns['paths'].append(np.array([str(source) for source in part.images.sources]))
-        columns['splits'].append(np.full(len(part.images), split))
+    parts = [{'embeddings': part.embeddings.cpu().numpy(), 'norms': part.norms, 'labels': part.images.labels,
+              'class_names': np.array(part.images.class_names)[part.images.labels],
+              'paths': np.array([str(source) for source in part.images.sources]),
+              'splits': np.full(len(part.images), split)} for split, part in embedded.items()]
     with atomic(file) as temporary, open(temporary, 'wb') as opened:
-        np.savez_compressed(opened, **{name: np.concatenate(parts) for name, parts in columns.items()})
+        np.savez_compressed(opened, **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
 def network_id(model, settings):

@@ -21,7 +21,7 @@ CHUNK = 1 << 23              # scores that each thread computes at a time: 32 MB
 PART = 1 << 18               # scores that each thread sorts at a time: 2 MB with their order
 
 
-def ranked_levels(search, labels, reduce=lambda *ranked: ranked):
+def ranked_levels(search, labels, reduce):
     """
     Yields, for groups of the queries that share a label with an image: rows [q], indices among the queries, and the
     result of reduce(ranks, levels), which runs in threads. The ranks are as exact as in ranking.positive_ranks.
@@ -30,7 +30,6 @@ def ranked_levels(search, labels, reduce=lambda *ranked: ranked):
     """
     labels = labels.astype(np.int32)                       # int32 is faster to compare
     gallery = np.ascontiguousarray(labels[search.gallery_index].T)
-    blur = search.blur(np.arange(len(search.own))).cpu().numpy()
 
     def shared(rows):
         """[q, G] uint8 levels of the gallery for the queries `rows`."""
@@ -49,22 +48,23 @@ def ranked_levels(search, labels, reduce=lambda *ranked: ranked):
             part, levels = part[some], levels[some]
             if len(part):
                 own = scores[part[0]:part[-1] + 1] if some.all() else scores[part]           # a slice is no copy
-                levels = in_order(search, rows[part], own, levels, blur[rows[part]])
+                levels = in_order(search, rows[part], own, levels)
                 found.append((rows[part], *reduce(*positives(levels))))
         return found
 
     parts = chunks(np.arange(len(search.own)), len(search.gallery), CHUNK)
-    search.scores(np.arange(0))                            # fills its caches, which each thread would compute otherwise
+    search.prepare()
     for found in in_threads(ranked, parts, 'rank levels'):
         yield from found
 
 
-def in_order(search, rows, scores, levels, blur):
+def in_order(search, rows, scores, levels):
     """
     Sorts the `levels` [q, G] of the gallery for the queries `rows` from the nearest image to the farthest, by the
-    `scores` [q, G]. blur: [q], Search.blur of these queries.
+    `scores` [q, G].
     """
     order, ordered = descending(scores, levels)
+    blur = search.blur(rows).cpu().numpy()
     # scores that float32 may not be able to order, as in Search.margins
     least = np.where(blur > 0, -blur / search.tolerance - 2 * blur, np.inf)
     nearest = scores[torch.arange(len(rows)), torch.from_numpy(order(1)[:, 0])].cpu().numpy()

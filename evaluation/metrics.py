@@ -24,7 +24,7 @@ class Metric:
               'spectrum' or 'pairs' (verification.Pairs).
     argument: the type of the argument after the @: int, float (a fraction), or the allowed words; None: no argument.
     depth:    for metrics of ranks: (number of positives, argument) -> the last rank that matters.
-    selects:  whether it can select the best network: by its highest value, or else its lowest.
+    selects:  whether its values can select the best network: the highest one, or the lowest if not higher_is_better.
     higher_is_better: whether a higher value means a better network.
     is_fraction: whether it is a fraction, which tables and figures print in percent.
     summary:  None: the metric is the mean of the values per query; or (norms [q], values [q]) -> the metric.
@@ -166,11 +166,12 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
         pool:        None, or the Pool in which the retrieval metrics search in place of these images.
         levels, norms: without a pool, the super-classes and norms of these images, as in a Pool.
         ranking:     None, or embeddings [N, D] -> (queries [N, K], gallery [N, K]), whose inner product is the score.
-        backend:     how to rank, one of ranking.ranks.BACKENDS.
+        backend:     how to rank: auto, or one of ranking.ranks.WAYS.
         n_bootstrap: number of resamples of the classes for an interval of each retrieval metric; 0: no intervals.
         draws:       None, or (n, size): the metrics of ranks are means over n random galleries of `size` images of each
                      class, with the other images as queries; their standard deviations have columns.deviation names.
-        search:      what ranks in the metrics of ranks: neighbours.Search, or a re-ranking with its arguments.
+        search:      the Search with which retrieval metrics rank: neighbours.Search, or a re-ranking that takes its
+                     arguments.
 
     Returns: {metric: float, or array for rho_spectrum@0}, and with n_bootstrap the ends of the intervals, named by
     columns.interval. Queries without a positive are left out of the retrieval metrics; a metric without any query is

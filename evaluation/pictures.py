@@ -106,27 +106,23 @@ def short(name, length=26):
     return plotting.literal(name.replace('_', ' '), length)
 
 
-def sample_queries(embedded, seed, n_queries, n_neighbours):
-    """Queries with a positive, sampled with `seed`, of different classes if possible, and their neighbours."""
-    search = embedded.search()
-    labels = embedded.images.labels
+def sample_queries(search, labels, seed, n_queries):
+    """One query of each of up to n_queries classes, with a positive, sampled with `seed`."""
     random = np.random.default_rng(seed)
     candidates = random.permutation(search.query_index[search.n_positives > 0])
     _, places = np.unique(labels[candidates], return_index=True)
-    queries = candidates[random.permutation(places)[:n_queries]]
-    neighbours = nearest(search, queries, n_neighbours) if len(queries) else None
-    return queries, neighbours
+    return candidates[random.permutation(places)[:n_queries]]
 
 
-def retrieval(embedded, seed, n_queries=6, n_neighbours=8, frame=0.035, gap=0.1):
+def retrieval(embedded, seed, n_queries=6, n_neighbours=8):
     """
     Queries and their nearest images. The colour of the frame tells whether an image is of the query's class; images of
-    other classes also have a cross, for readers who do not see the colours. frame, gap: in sides of an image.
+    other classes also have a cross, for readers who do not see the colours.
     """
-    queries, neighbours = sample_queries(embedded, seed, n_queries, n_neighbours)
+    search, images = embedded.search(), embedded.images
+    queries = sample_queries(search, images.labels, seed, n_queries)
     if not len(queries):
         return None
-    images = embedded.images
 
     def tile(query, index):
         colour = RIGHT if images.labels[index] == images.labels[query] else WRONG
@@ -135,8 +131,8 @@ def retrieval(embedded, seed, n_queries=6, n_neighbours=8, frame=0.035, gap=0.1)
         return pixels(images, index), colour, None
 
     rows = [(short(images.class_names[images.labels[query]], 60), [tile(query, index) for index in (query, *found)])
-            for query, found in zip(queries, neighbours, strict=True)]
-    return plotting.panel(rows, frame, gap)
+            for query, found in zip(queries, nearest(search, queries, n_neighbours), strict=True)]
+    return plotting.panel(rows)
 
 
 def pixels(images, index):
@@ -157,18 +153,18 @@ def tsne(embedded, seed):
     Sampled classes on a plane: the ten largest ones in colours, the others in grey. van der Maaten and Hinton,
     Visualizing Data using t-SNE, JMLR 2008.
     """
-    images = embedded.images
-    chosen = some_images(images.labels, seed)
+    embeddings, labels = embedded.without_distractors()
+    chosen = some_images(labels, seed)
     if len(chosen) < 8:
         return None
-    points = embedded.embeddings[torch.as_tensor(chosen)].cpu().numpy()
+    points = embeddings[torch.as_tensor(chosen)].cpu().numpy()
     if not np.ptp(points, axis=0).any():                   # t-SNE crashes (segmentation fault) on equal points
         return None
     from sklearn.manifold import TSNE
     perplexity = min(30, (len(points) - 1) / 3)
     init = 'pca' if points.shape[1] > 1 else 'random'
     points = TSNE(perplexity=perplexity, init=init, random_state=seed % 2 ** 32).fit_transform(points)
-    labels = images.labels[chosen]
+    labels = labels[chosen]
     sizes = np.bincount(labels)
     width, height = np.ptp(points, axis=0)
     figure = new_figure(1.5 * COLUMN, COLUMN * np.clip(height / width, 0.6, 1.2))
@@ -182,14 +178,15 @@ def tsne(embedded, seed):
     for index, label in enumerate(largest):
         colour, marker, _ = plotting.mark(index)
         axes.scatter(*points[labels == label].T, s=7, color=colour, marker=marker, linewidths=0,
-                     label=short(images.class_names[label]))
+                     label=short(embedded.images.class_names[label]))
     figure.legend(loc='outside right center', markerscale=1.8, handletextpad=0.1)
     return figure
 
 
 def spectrum(embedded, seed):
     """The singular values divided by their sum, and a uniform spectrum."""
-    values = geometry.singular_values(embedded.embeddings.cpu().numpy())
+    embeddings, _ = embedded.without_distractors()
+    values = geometry.singular_values(embeddings.cpu().numpy())
     fractions = geometry.rho_spectrum(values, 0)
     n_zeros = np.count_nonzero(fractions == 0)
     rho = f'∞, since {n_zeros} are 0' if n_zeros else f'{geometry.rho_spectrum(values, 1):.3f}'
@@ -204,10 +201,11 @@ def spectrum(embedded, seed):
 
 def distances(embedded, seed, n_pairs=200_000):
     """Histograms of distances: random pairs of images of one class, and of two classes."""
-    pairs = sample_pairs(embedded.images.labels, np.random.default_rng(seed), n_pairs)
+    embeddings, labels = embedded.without_distractors()
+    pairs = sample_pairs(labels, np.random.default_rng(seed), n_pairs)
     if pairs is None:
         return None
-    values = {name: pair_distances(embedded, *pair) for name, pair in pairs.items()}
+    values = {name: pair_distances(embeddings, embedded.ranking, *pair) for name, pair in pairs.items()}
     lowest, highest = np.quantile(np.concatenate(list(values.values())), [0, 1])
     if lowest == highest:                                              # all embeddings are identical
         return None
@@ -228,7 +226,7 @@ def sample_pairs(labels, random, n_pairs):
     sizes = np.bincount(labels)
     starts = sizes.cumsum() - sizes
     has_positive = sizes[labels[order]] > 1
-    if not has_positive.any() or len(sizes) < 2:
+    if not has_positive.any() or sizes.max() == len(labels):
         return None
     first = random.choice(np.flatnonzero(has_positive), n_pairs)       # indices into `order`
     own = labels[order[first]]
@@ -239,15 +237,13 @@ def sample_pairs(labels, random, n_pairs):
     return {'same class': (order[first], order[second]), 'different classes': (one[differ], other[differ])}
 
 
-def pair_distances(embedded, one, other):
+def pair_distances(embeddings, ranking, one, other):
     """The distances of pairs of images, or scores if the criterion has its own ranking. one, other: index arrays."""
-    queries = gallery = embedded.embeddings
-    if embedded.ranking:
-        queries, gallery = embedded.ranking(embedded.embeddings)
+    queries, gallery = ranking(embeddings) if ranking else (embeddings, embeddings)
     found = []
     for some in np.array_split(np.arange(len(one)), 50):       # never all pairs' embeddings at once
         left, right = queries[torch.as_tensor(one[some])], gallery[torch.as_tensor(other[some])]
-        found.append((left * right).sum(dim=1) if embedded.ranking else (left - right).norm(dim=1))
+        found.append((left * right).sum(dim=1) if ranking else (left - right).norm(dim=1))
     return torch.cat(found).cpu().numpy()
 
 
@@ -287,7 +283,7 @@ def classes(embedded, seed, n_worst=12):
 
 def roc(embedded, seed, n_points=300):
     """The true-positive rate over the false-positive rate, for all pairs of images (verification.py)."""
-    accepted = verification.Pairs(embedded.embeddings, embedded.images.labels).histograms[:, ::-1].cumsum(axis=1)
+    accepted = verification.Pairs(*embedded.without_distractors()).histograms[:, ::-1].cumsum(axis=1)
     if not accepted[:, -1].all():
         return None
     true, false = accepted / accepted[:, -1:]
@@ -307,7 +303,7 @@ def why(embedded, seed, n_queries=4):
     pair, yellow places add most to the cosine of the pair (why.py), and blue places lower it.
     """
     search, images = embedded.search(), embedded.images
-    queries, _ = sample_queries(embedded, seed, n_queries, 1)
+    queries = sample_queries(search, images.labels, seed, n_queries)
     if not len(queries) or len(np.unique(images.labels)) < 2:
         return None
     rows = np.searchsorted(search.query_index, queries)

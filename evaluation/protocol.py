@@ -2,6 +2,7 @@
 How a network is evaluated: which splits, at which levels of the class hierarchy, and which images are the queries and
 the gallery.
 """
+import functools
 import sys
 from dataclasses import replace
 
@@ -11,7 +12,6 @@ import torch
 from evaluation import geometry, titles
 from evaluation.embedding import compared, embed, write
 from evaluation.metrics import Pool, compute, parse
-from evaluation.ranking.arrays import take_rows
 from records import columns
 from records.columns import Column
 from utilities import processes
@@ -19,8 +19,8 @@ from utilities.errors import UserError, nearest
 from utilities.files import require_writable
 from utilities.randomness import preserved
 
-# Needs of the metrics (Metric.needs) that levels can serve besides `class`, which serves all: `within` and `across`
-# differ from it in the galleries only.
+# The Metric.needs that are computed at each level; at `class`, all of them. `within` and `across` differ from it in the
+# galleries only.
 NEEDS_OF_LEVELS = {'parent': ('ranks', 'clusters'), 'within': ('ranks',), 'across': ('ranks',), 'draws': ('ranks',)}
 
 
@@ -61,12 +61,8 @@ def compute_metrics(opt, embedded, splits, metrics):
         for level in levels(opt):
             part = embedded[split]
             pool = build_pool(opt, embedded, split, level)
-            labels = np.unique(level_names(part.images, level), return_inverse=True)[1]
-            embeddings = part.embeddings
-            if part.images.is_distractor is not None:      # they are of no class
-                kept = np.flatnonzero(~part.images.is_distractor)
-                embeddings = take_rows(embeddings, kept)
-                labels = np.unique(labels[kept], return_inverse=True)[1]
+            embeddings, labels = part.without_distractors()
+            labels = np.unique(level_names(part.images, level, labels), return_inverse=True)[1]
             names = [name for name in metrics if is_computed(name, level)]
             draws = (opt.eval_draws, opt.eval_draw_size) if level == 'draws' else None
             values = compute(names, embeddings, labels, seed=opt.seed, ranking=part.ranking, pool=pool,
@@ -112,8 +108,9 @@ def validate(opt, model, data, metrics):
     """
     with preserved():
         embedded = embed(opt, model, data.evaluation['val'], 'val')
-        values = processes.run_on_rank_zero(compute, metrics, embedded.embeddings, embedded.images.labels,
-                                           embedded.images.is_query, opt.seed)
+        images = embedded.images
+        pool = Pool(embedded.embeddings, images.labels, is_query=images.is_query, in_gallery=images.in_gallery)
+        values = processes.run_on_rank_zero(compute, metrics, pool.embeddings, pool.labels, None, opt.seed, pool)
     model.train()
     return values
 
@@ -152,9 +149,16 @@ def as_evaluated(opt, embedded, criterion=None):
             part.embeddings = torch.from_numpy(reduce(part.embeddings.cpu().numpy())).to(part.embeddings.device)
     for part in parts.values():
         part.embeddings = compared(part.embeddings, opt.eval_normalize)
-        if not (opt.eval_features or opt.pca):             # the criterion ranks the network's own embeddings only
-            part.ranking = getattr(criterion, 'ranking_embeddings', None)
+        # the criterion ranks the network's own embeddings only
+        if hasattr(criterion, 'ranking_embeddings') and not (opt.eval_features or opt.pca):
+            part.ranking = functools.partial(ranking, criterion, opt.device)
     return parts
+
+
+@torch.no_grad()
+def ranking(criterion, device, embeddings):
+    """A criterion's ranking_embeddings, computed on its device; embeddings and result are on any other one."""
+    return [points.to(embeddings.device) for points in criterion.ranking_embeddings(embeddings.to(device))]
 
 
 def splits_to_evaluate(opt, data):
@@ -175,10 +179,10 @@ def split_of_pictures(opt, data):
     return next(split for split in ('test', 'val', 'train') if split in evaluated)
 
 
-def level_names(images, level):
-    """[N] the name of each image's class, or at the level `parent` of its super-class."""
+def level_names(images, level, labels=None):
+    """[N] the names of the classes `labels` [N], by default of all images; at the level `parent` of super-classes."""
     names = images.superclasses if level == 'parent' else images.class_names
-    return np.array(names, dtype=str)[images.labels]
+    return np.array(names, dtype=str)[images.labels if labels is None else labels]
 
 
 def build_pool(opt, embedded, split, level):
@@ -201,6 +205,11 @@ def build_pool(opt, embedded, split, level):
     norms = None if own.norms is None else np.concatenate([part.norms for part in parts])
     labels = np.unique(names, return_inverse=True)[1]
     levels = stack_superclasses([part.images for part in parts])
+    if own.images.is_distractor is not None:               # of no class, nor of a super-class, at any level
+        distractors = np.flatnonzero(own.images.is_distractor)
+        labels[distractors] = labels.max() + 1
+        if levels is not None:
+            levels[distractors] = levels.max() + 1
     return Pool(embeddings, labels, is_query=is_query, in_gallery=in_gallery, groups=groups, cameras=cameras,
                 levels=levels, norms=norms)
 
@@ -218,7 +227,7 @@ def stack_superclasses(parts):
 
 def metric_and_level(name):
     """A name of --storage_metrics -> (metric, level): within_map_at_r -> (map_at_r, within)."""
-    _, metric, level = columns.parse(f'test_{name}')
+    _, metric, level = columns.parse(f'test_{name}') or Column('test', name)          # None: an empty name
     return metric, level
 
 
@@ -270,11 +279,11 @@ def check_data(opt, data):
     if 'across' in opt.eval_level and any(images.groups is None for images in several):
         raise UserError(f'--eval_level across: --dataset {opt.dataset} has no groups (cameras, places, days) here; '
                         'give --dataset folder and a --csv with a column group')
-    if opt.eval_draws:
-        check_draws(opt, data)
     if (opt.eval_reference != 'self' or opt.pca) and 'train' not in data.evaluation:
         flag = f'--pca {opt.pca}' if opt.eval_reference == 'self' else f'--eval_reference {opt.eval_reference}'
         raise UserError(f'{flag} needs the training split, and --dataset {opt.dataset} has none here: leave it out')
+    if opt.eval_draws:
+        check_draws(opt, data)
     if opt.eval_reference == 'self':
         return
     evaluated = [data.evaluation[split] for split in splits_to_evaluate(opt, data) if split != 'train']
@@ -297,6 +306,8 @@ def check_draws(opt, data):
         images = data.evaluation[split]
         if images.is_distractor is not None:
             raise UserError('--eval_draws draws images of each class, and distractors have no class; leave it out')
+        if opt.eval_reference != 'self' and split != 'train':      # training images may be drawn in place of all others
+            continue
         is_query, in_gallery = images.roles
         sizes = np.bincount(images.labels[is_query & in_gallery], minlength=1)
         if sizes.max() <= opt.eval_draw_size and not (is_query & ~in_gallery).any():

@@ -110,9 +110,9 @@ def shared_axis(members):
     'R@k (%)'
     """
     labels = [axis(column.on('test').name) for column in members]
-    stem, at, rest = labels[0].partition('@')
-    if len(set(labels)) == 1 or not at:
-        return labels[0] if len(set(labels)) == 1 else 'distance, or ratio of distances'
+    stem, _, rest = labels[0].partition('@')
+    if len(set(labels)) == 1:
+        return labels[0]
     return f'{stem}@k{" (%)" if rest.endswith(" (%)") else ""}'
 
 

@@ -11,6 +11,7 @@ import torch
 
 from evaluation.ranking import precision
 from evaluation.ranking.arrays import chunks, in_threads, pick
+from utilities.device import full_float32
 
 TILE = 1024                  # images on each side of a tile: 4 MB of similarities
 CHUNK = 1 << 23              # similarities that each thread holds at a time, where whole rows are needed: 32 MB
@@ -65,8 +66,8 @@ class Pairs:
                     same = np.flatnonzero(self.labels[rows][:, None] == self.labels[columns])
                 visit(rows, columns, self.similarities(rows, columns), same)
 
-        for _ in in_threads(strip, range(0, n, TILE), 'compare pairs'):
-            pass
+        with full_float32():                               # around the threads: the setting is one of the process
+            list(in_threads(strip, range(0, n, TILE), 'compare pairs'))
 
     @functools.cached_property
     def histograms(self):

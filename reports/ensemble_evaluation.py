@@ -32,8 +32,11 @@ def report(opt, arguments):
     tables.check_files(opt)
     require_writable_folder(opt.save_path, '--save_path')
     for name in opt.evaluation_metrics:
-        if evaluation.parse(name)[1].needs == 'spectrum' and name.endswith('@0'):
+        metric = evaluation.parse(name)[1]
+        if metric.needs == 'spectrum' and name.endswith('@0'):
             raise UserError(f'--evaluation_metrics {name}: it is a vector, not a number; leave it out')
+        if metric.summary:
+            raise UserError(f'--evaluation_metrics {name}: concatenated embeddings all have norm 1; leave it out')
     found = folds.gather(opt.runs)
     log = []
     of_folds = []

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from evaluation.ranking.nearest_rows import faiss_or_none
 from records import lock
 from retrieval import loading, search, store, unknown
 from retrieval.index import Index
 from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary, require_writable, require_writable_folder, write_text
+from utilities.libraries import faiss_or_none
 
 SECONDS = 10                 # seconds of embedding that a kill can lose
 UNREADABLE = 'unreadable.txt'

@@ -10,9 +10,9 @@ import numpy as np
 import parts
 from evaluation import rank_metrics
 from evaluation.protocol import build_pool, embed_splits, note_collapse, split_of_pictures
-from evaluation.ranking.nearest_rows import exact
 from evaluation.ranking.neighbours import Search
 from retrieval import search
+from retrieval.nearest_rows import exact
 from utilities import processes
 from utilities.errors import UserError
 from utilities.text_tables import aligned

@@ -7,10 +7,11 @@ import numpy as np
 import torch
 
 from evaluation.protocol import are_same
-from evaluation.ranking.nearest_rows import faiss_or_none, nearest
 from retrieval import search, store, unknown, vote
 from retrieval.loading import load
+from retrieval.nearest_rows import nearest
 from utilities.errors import UserError
+from utilities.libraries import faiss_or_none
 
 QUERIES = 1024               # queries that are compared with the index at a time
 

@@ -3,14 +3,16 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 import architectures
 from architectures.embedding_network import EmbeddingNetwork
+from evaluation import verification
 from evaluation.embedding import embed_batch
-from retrieval import loading
-from tests.helpers import ROOT, folder_of
+from retrieval import loading, suspects
+from tests.helpers import GPU, ROOT, folder_of
 from tests.shared_batches import build
 from utilities import device
 
@@ -66,6 +68,18 @@ def test_the_precision_is_set_back_after_an_error():
         assert precision() == FULL
         raise ZeroDivisionError
     assert precision() == (True, True)
+
+
+@pytest.mark.gpu
+def test_neighbours_and_pairs_are_compared_in_full_float32(monkeypatch):
+    found, product = [], torch.Tensor.__matmul__
+    monkeypatch.setattr(torch.Tensor, '__matmul__', lambda *both: found.append(precision()) or product(*both))
+    device.set_tf32(True, True)
+    points, labels = torch.rand(40, 4, device=GPU), np.arange(40) // 4
+    suspects.find(points, labels)
+    n_products = len(found)
+    assert verification.Pairs(points, labels).histograms.sum() == 40 * 39
+    assert 0 < n_products < len(found) and {*found} == {FULL} and precision() == (True, True)
 
 
 @pytest.mark.gpu('cuda')

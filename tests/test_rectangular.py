@@ -117,10 +117,14 @@ def test_networks_take_rectangles(arch, flags):
     (['--input_size', '64', '32', '16'], '--input_size: expected one number, or height and width, not 64 32 16$'),
     (['--input_size', '64', '0'], '--input_size: expected .*, not 0$'),
     (['--arch', 'conv4', '--input_size', '64', '32', '--eval_size', '64', '64'],
-     '--eval_size 64: --arch conv4 has another number of features .*; give --pool, or leave --eval_size out$')])
+     '--eval_size 64: --arch conv4 has another number of features .*; give --pool, or leave --eval_size out$'),
+    (['--arch', 'conv4', '--input_size', '64', '32', '--cascade', '1', '--cascade_fractions', '0.5'],
+     '--input_size 64 x 32: --cascade takes square images only$'),
+    (['--arch', 'conv4', '--pool', 'avg', '--input_size', '64', '--eval_size', '64', '32', '--cascade', '1',
+      '--cascade_fractions', '0.5'], '--eval_size 64 x 32: --cascade takes square images only$')])
 def test_what_cannot_be_is_refused_by_a_sentence(flags, sentence):
     with pytest.raises(UserError, match=sentence):
-        architectures.select_backbone(configuration.parse(['--not_pretrained', *flags]))
+        architectures.select(configuration.parse(['--not_pretrained', *flags]))
 
 
 def test_a_square_is_one_number():

@@ -1,6 +1,6 @@
 """
-Losses and miners of libraries by name: pml:ContrastiveLoss of pytorch-metric-learning, a package that nothing else in
-training needs, and torch:MultiMarginLoss of torch.nn.
+faiss if it is installed, and losses and miners of libraries by name: pml:ContrastiveLoss of pytorch-metric-learning, a
+package that nothing else in training needs, and torch:MultiMarginLoss of torch.nn.
 
 A loss of torch.nn is computed from the logits of a linear classifier of the embeddings, or from the pairs of a batch.
 The classifier is the one of criteria/linear_classifier.py, so that torch:CrossEntropyLoss without arguments is that
@@ -58,6 +58,15 @@ def arguments(opt, kind, index, library='pml'):
     if not given:
         return {}
     return given[wanted.index(index)] if len(given) > 1 and index in wanted else given[0]
+
+
+def faiss_or_none():
+    """faiss, if it is installed."""
+    try:
+        import faiss
+    except ImportError:
+        return None
+    return faiss
 
 
 def require_library(what):

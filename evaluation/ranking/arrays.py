@@ -69,8 +69,8 @@ def in_threads(function, items, description=None, stopped=None):
     """
     Yields function(item) for each item, on as many threads as torch would use, each with a single-threaded BLAS.
 
-    stopped: an event that is set where the rest is not wanted, as after Ctrl-C; a function that takes seconds ends when
-    it is set.
+    stopped: a threading.Event; once it is set, as after Ctrl-C, the remaining items are skipped. A function that takes
+             seconds ends when it is set.
     """
     try:
         from threadpoolctl import threadpool_limits

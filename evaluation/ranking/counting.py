@@ -109,7 +109,7 @@ class Counting:
         self.search = search
         self.lock = threading.Lock()
         self.stopped = threading.Event()
-        self.depth = np.broadcast_to(depth, len(search.n_positives))
+        self.depth = depth
         number = np.argsort(np.argsort(-search.sizes, kind='stable'))
         self.query_labels = number[search.query_labels]
         gallery_labels = number[search.gallery_labels]

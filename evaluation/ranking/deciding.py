@@ -19,7 +19,6 @@ def by_differences(search, rows, depth):
     Inner products in float64 are the first to decide; where their rounding errors leave the rank of a positive open,
     the distances are summed from differences.
     """
-    depth = np.broadcast_to(depth, len(search.own))
     for part in tqdm(chunks(rows, len(search.gallery), CHUNK), 'decide', leave=False, disable=None):
         scores = search.precise_scores(part).cpu().numpy()
         half_norms = search.query_half_norms.cpu().numpy()[part]

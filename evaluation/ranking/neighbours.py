@@ -9,6 +9,7 @@ import torch
 
 from evaluation.ranking import precision
 from evaluation.ranking.arrays import take_rows
+from utilities.device import full_float32
 
 # Two float32 scores q·g − ½‖g‖² − ½‖q‖² of a query, with ‖g‖ about ‖q‖, have a difference with an error below
 # BLUR √(D + 4) ε ½‖q‖²: a bound on the sum of random rounding errors (Higham and Mary, SIAM J. Sci. Comput. 2019). The
@@ -33,7 +34,10 @@ class Search:
     cameras:    None, or [N]: the camera of each image; the gallery images of a query's class and camera are left out of
                 its ranking. Zheng et al., Scalable Person Re-identification: A Benchmark, ICCV 2015.
 
-    keys:        of the queries and of the gallery: equal for images of one class and camera, or for the same image.
+    keys:        (of the queries, of the gallery): a query's ranking leaves out the gallery images with its key: itself,
+                 or with cameras the images of its class and camera.
+    by_class:    [G] the gallery in the order of its classes and their cameras; [number of queries] the place in it at
+                 which the images that are left out begin.
     query_index, gallery_index: the indices of the queries and of the gallery among the N images.
     own:         [number of queries] the index of each query in the gallery; -1 where it is not in it.
     n_left_out:  [number of queries] the number of gallery images that are left out: the query, images of its camera.
@@ -57,6 +61,8 @@ class Search:
         cameras = np.arange(len(labels)) if cameras is None else np.unique(cameras, return_inverse=True)[1]
         keys = np.unique(labels * (cameras.max() + 1) + cameras, return_inverse=True)[1]
         self.keys = keys[self.query_index], keys[self.gallery_index]
+        order = np.argsort(self.keys[1], kind='stable')
+        self.by_class = order, self.keys[1][order].searchsorted(self.keys[0])
         self.n_left_out = np.bincount(self.keys[1], minlength=keys.max() + 1)[self.keys[0]]
         self.n_positives = self.sizes[self.query_labels] - self.n_left_out
         self.euclidean = ranking is None
@@ -100,15 +106,6 @@ class Search:
         blur = self.blur(rows)[:, None]
         return blur.where(-scores < blur / self.tolerance, 0).to(scores.dtype)
 
-    @functools.cached_property
-    def by_class(self):
-        """
-        [G] the gallery in the order of its classes and their cameras; [number of queries] the place in it at which the
-        images that are left out begin.
-        """
-        order = np.argsort(self.keys[1], kind='stable')
-        return order, self.keys[1][order].searchsorted(self.keys[0])
-
     def positives(self, rows):
         """[q, R] indices of the queries' positives in the gallery, and [q, R] bool: False where a query has fewer."""
         (order, left_out), n_positives = self.by_class, self.n_positives[rows]
@@ -131,10 +128,16 @@ class Search:
         if queries.device.type == 'cpu':
             scores = torch.from_numpy(product(queries.numpy(), gallery.numpy()))
         else:
-            scores = queries @ gallery.T
+            with full_float32():
+                scores = queries @ gallery.T
         if self.euclidean:
             scores.sub_(gallery_half_norms).sub_(self.half_norms(queries)[:, None])
         return self.mask_excluded(self.equal_for_copies(scores), rows)
+
+    def prepare(self):
+        """Computes what scores() and blur() need for all queries, before several threads would each compute it."""
+        self.scores(np.arange(0))
+        self.blur(np.arange(0))
 
     def precise_scores(self, rows):
         """[q, G] Euclidean scores in float64 of some queries, an index array, with the whole gallery."""

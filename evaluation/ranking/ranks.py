@@ -27,8 +27,9 @@ def positive_ranks(search, depth=np.inf, backend='auto'):
     positives, [q, R] float64, ascending and padded with inf. The nearest image has rank 1.
 
     depth:       a number, or one for each query: ranks beyond it may be inf.
-    backend:     one of BACKENDS.
+    backend:     auto, or one of WAYS.
     """
+    depth = np.broadcast_to(depth, len(search.own))
     if backend == 'auto':
         backend = faster_way(search, depth) if search.queries.device.type == 'cpu' else 'torch'
     unclear = [np.empty(0, int)]
@@ -70,7 +71,6 @@ def by_torch(search, depth):
         yield part, ranks_in_rows(scores, places, exists), clear.cpu().numpy()
 
 
-# functions of (search, depth) that yield, for groups of queries: rows [q], ranks [q, R], and [q] bool: whether float32
-# can order their scores
+# functions of (search, depth [number of queries]) that yield, for groups of queries: rows [q], ranks [q, R], and [q]
+# bool: whether float32 can order their scores
 WAYS = {'count': by_counting, 'sort': by_sorting, 'torch': by_torch}
-BACKENDS = ('auto', *WAYS)

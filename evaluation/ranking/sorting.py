@@ -13,7 +13,8 @@ CHUNK = 1 << 21              # scores that each thread holds at a time: 8 MB
 def by_sorting(search, depth, rows=None):
     """One of ranks.WAYS: by sorting, on the CPU. rows: None, or the only queries to rank."""
     rows = np.flatnonzero(search.n_positives) if rows is None else rows
-    depth = np.broadcast_to(depth, len(search.own))
+    if len(rows):
+        search.prepare()
     yield from in_threads(lambda part: sorted_ranks(search, part, depth[part].max()),
                           chunks(rows, len(search.gallery), CHUNK), 'rank')
 
@@ -35,7 +36,6 @@ def sorted_ranks(search, part, depth):
     score = mine[row, slot]
     below = bisect(ascending, row * k, score) - row * k
     ranks = np.full(places.shape, np.inf)
-    clear = np.ones(len(part), bool)
     ranks[row, slot] = k - below
     tied = (ascending[row, np.minimum(below + 1, k - 1)] == score) & (below + 1 < k) | (score == least[row])
     for number in np.flatnonzero(tied):
@@ -44,7 +44,7 @@ def sorted_ranks(search, part, depth):
                                             + np.count_nonzero(others[:place] == score[number]))
     close = exists & (margins > 0) & (mine + margins >= least[:, None])
     cut = close & (mine - margins <= least[:, None])       # scores that are not kept may be within the margin
-    clear &= ~cut.any(axis=1)
+    clear = ~cut.any(axis=1)
     for number in np.flatnonzero(close.any(axis=1) & clear):
         own, margin = mine[number, exists[number]], margins[number, exists[number]]
         # how many scores are within the margin of each positive, and how many of its own class

@@ -71,8 +71,8 @@ def test_every_backend_equals_the_walk_through_the_ranking(
     assert short == pytest.approx({name: expected[name] for name in short}, nan_ok=True)
 
 
-def images(classes, parts, groups):
-    table = ImageTable([None] * len(classes), list(classes), parts, groups=list(groups))
+def images(classes, parts, groups, **more):
+    table = ImageTable([None] * len(classes), list(classes), parts, groups=list(groups), **more)
     return ImageSet(table, range(len(classes)), None)
 
 
@@ -106,6 +106,22 @@ def test_distractors_are_in_the_gallery_only(opt):
     ranks = [1 + order[q].index(q ^ 1) for q in range(8)]
     assert found['test_mAP'] == pytest.approx(np.mean(1 / np.array(ranks)), abs=1e-6)
     assert evaluation.embedding.Embedded(points, part).search().query_index.tolist() == list(range(8))
+
+
+@pytest.mark.parametrize('superclass', ['x', 'y'])
+def test_distractors_are_of_no_super_class_but_in_the_gallery_of_theirs(superclass, opt):
+    """As with a super-class of their own, but within a super-class."""
+    points = torch.from_numpy(np.random.default_rng(0).normal(size=(12, 3))).float()
+    flags = opt(evaluation_metrics=['mAP', 'nmi', 'h_ap', 'asi', 'ndcg'], eval_level=['class', 'parent', 'within'])
+    found = []
+    for name in ('none', superclass):
+        above = dict(zip('abcd', 'xxyy', strict=True)) | {'0': name}
+        part = images([*'0aabbccdd', *'000'], [*['distractor'], *['test'] * 8, *['distractor'] * 3], '1' * 12,
+                      superclasses=above)
+        embedded = {'test': evaluation.embedding.Embedded(points, part)}
+        found.append(evaluation.protocol.compute_metrics(flags, embedded, ['test'], flags.evaluation_metrics))
+    within = [row.pop('test_within_mAP') for row in found]
+    assert found[0] == found[1] and within[0] > within[1]
 
 
 def test_a_run_with_cameras(quick, patterns, run, tmp_path, capsys):

@@ -100,5 +100,9 @@ def test_a_run_records_them_and_may_select_by_them(quick, run, tmp_path, capsys)
                             (['--eval_draws', '3', '--eval_draw_size', '0'], '--eval_draw_size: expected')):
         assert run('--evaluate', folder_of(tmp_path), *flags) == 2
         assert sentence in capsys.readouterr().err
+    few = ['--n_epochs', '0', '--eval_draws', '2', '--eval_draw_size', '4', '--evaluation_metrics', 'e_recall@1']
+    assert run(*quick, *few, '--use_tv_split', '--tv_split_by_samples', '--eval_reference', 'train', '--splits_to_eval',
+               'val', '--group', 'of_training') == 0            # galleries of training images leave all queries
+    assert float(rows_of(folder_of(tmp_path, 'of_training_s1'))[0]['val_draws_e_recall@1']) > 0
     assert run(*quick, '--storage_metrics', 'draws_minp', '--evaluation_metrics', 'minp') == 2
     assert 'the level draws is not evaluated; give --eval_draws' in capsys.readouterr().err

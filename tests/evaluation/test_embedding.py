@@ -82,6 +82,32 @@ def test_views_act_wherever_a_network_embeds(quick, run, tmp_path, capsys, monke
     torch.testing.assert_close(hub(pixels), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize('arch', ['conv4', 'conv4_normalize'])
+def test_norms_of_embeddings_of_several_depths(arch, quick):
+    """Those of the embeddings, or of the last depth where each is normalised."""
+    opt = configuration.parse([*quick, '--arch', arch, '--cascade', '1', '--cascade_fractions', '0.5'])
+    built = parts.build(opt)
+    found = embedding.embed(opt, built.model, built.data.evaluation['test'], 'test')
+    features = embedding.embed(opt, built.model, built.data.evaluation['test'], 'test', features=True).embeddings
+    with torch.inference_mode():
+        raw = found.embeddings if arch == 'conv4' else built.model.f_embed(features)
+    np.testing.assert_allclose(found.norms, raw.norm(dim=1), rtol=1e-5)
+
+
+def test_queries_that_are_in_the_gallery_are_validated_as_they_are_evaluated(quick, patterns, tmp_path):
+    """All images of the validation split are queries, and some of them are the gallery."""
+    rows = ['path,label,split,is_query,is_gallery']
+    for file in sorted(patterns.rglob('*.png')):
+        part = ('train', 'val', 'test')[int(file.parent.name[-2:]) % 3]
+        rows.append(f'{file},{file.parent.name},{part},true,{int(file.stem) < 4}')
+    (tmp_path / 'list.csv').write_text('\n'.join(rows))
+    opt = configuration.parse([*quick, '--csv', str(tmp_path / 'list.csv'), '--bs', '8'])
+    built = parts.build(opt)
+    found = evaluation.validate(opt, built.model, built.data, ['e_recall@1', 'nmi'])
+    row, _ = evaluation.evaluate(opt, built.model, built.data)
+    assert found == {name: row[f'val_{name}'] for name in found} and found['e_recall@1'] > 0
+
+
 @pytest.mark.parametrize('flags', [
     ['--augmentation', 'none', '--ema', '.5'],
     ['--augmentation', 'base'],

@@ -18,7 +18,7 @@ from evaluation.pictures import PICTURES
 from records import checkpoint, reading
 from tests.blank.plots import PLOT, RETRIEVAL
 from tests.conftest import draw_classes
-from tests.helpers import after_training, folder_of, printed_metrics, rows_of
+from tests.helpers import GPU, after_training, folder_of, printed_metrics, rows_of
 from utilities import plotting
 
 
@@ -150,16 +150,29 @@ def test_what_is_evaluated_instead_of_the_embeddings(quick, run, tmp_path, capsy
 
 
 class Backwards(torch.nn.Module):
-    """Ranks the farthest image first."""
+    """Ranks the farthest image first, by a parameter."""
 
     def __init__(self, opt):
         super().__init__()
+        self.matrix, self.lr = torch.nn.Parameter(-torch.eye(opt.embed_dim)), 0.
 
     def forward(self, batch, labels, **kwargs):
-        return batch.sum()
+        return batch.sum() + 0 * self.matrix.sum()
 
     def ranking_embeddings(self, embeddings):
-        return embeddings, -embeddings
+        return embeddings, embeddings @ self.matrix
+
+
+@pytest.mark.gpu
+def test_a_criterion_on_the_device_ranks_embeddings_on_the_cpu(opt):
+    flags = opt(embed_dim=3)
+    flags.device = torch.device(GPU, 0)
+    criterion = Backwards(flags).to(flags.device)
+    with torch.inference_mode():
+        points = torch.rand(5, 3)
+    part = evaluation.as_evaluated(flags, {'test': evaluation.embedding.Embedded(points, Images())}, criterion)['test']
+    queries, gallery = part.ranking(part.embeddings)
+    assert torch.equal(queries, points) and torch.equal(gallery, -points)
 
 
 def test_a_criterions_own_distance_ranks_in_training_and_in_evaluation_alone(quick, run, tmp_path, capsys, monkeypatch):
@@ -226,7 +239,7 @@ def test_what_is_retrieved_is_drawn_once_unless_no_picture_is(quick, run, tmp_pa
 def test_pictures_of_what_has_nothing_to_show():
     """One image per class: nothing to retrieve, no positive pairs."""
     class Images:
-        labels, is_query, in_gallery, n_classes, class_names = np.arange(5), None, None, 5, list('abcde')
+        labels, is_query, in_gallery, is_distractor, class_names = np.arange(5), None, None, None, list('abcde')
 
     embedded = evaluation.embedding.Embedded(torch.rand(5, 3), Images())
     for name in PICTURES:
@@ -240,6 +253,7 @@ class Images(torch.utils.data.Dataset):
     def __init__(self, class_names=('$$', 'a$^$b', r'\$x_1$', '$')):
         self.class_names, self.n_classes = class_names, len(class_names)
         self.labels, self.is_query, self.in_gallery = np.arange(10 * len(class_names)) // 10, None, None
+        self.is_distractor = None
 
     def __getitem__(self, index):
         return torch.full((3, 4, 4), index / 40), int(self.labels[index]), index
@@ -273,6 +287,18 @@ def test_equal_embeddings_have_no_picture_on_a_plane_and_those_of_one_dimension_
         assert (figure is not None) == is_drawn
 
 
+@pytest.mark.parametrize('name', ['distances', 'roc', 'tsne', 'spectrum'])
+def test_distractors_are_of_no_class_in_pictures(name, tmp_path):
+    """The pictures of images with distractors, of the first class, are those without them."""
+    images = Images('abcd')
+    images.is_distractor = images.labels == 0
+    points = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    for number, embedded in enumerate((evaluation.embedding.Embedded(points, images),
+                                       evaluation.embedding.Embedded(points[10:], Images('bcd')))):
+        plotting.styled(plotting.save)(plotting.styled(PICTURES[name])(embedded, 0), tmp_path / f'{number}.png')
+    assert (tmp_path / '0.png').read_bytes() == (tmp_path / '1.png').read_bytes()
+
+
 @pytest.mark.filterwarnings('error::RuntimeWarning')
 def test_a_collapsed_network_is_told_in_a_sentence_not_by_warnings(opt, capsys):
     flags = opt(eval_level=[])
@@ -287,6 +313,7 @@ def test_a_collapsed_network_is_told_in_a_sentence_not_by_warnings(opt, capsys):
 
 @pytest.mark.parametrize('flags, sentence', [
     (['--storage_metrics', 'opis', '--evaluation_metrics', 'opis'], 'its value does not say which network is better'),
+    (['--storage_metrics', ''], '--storage_metrics : not among the --evaluation_metrics'),
     (['--pictures', 'none', 'retrieval'], '--pictures none retrieval: none cannot be combined with others'),
     (['--splits_to_eval', 'train', '--eval_reference', 'train', '--no_train_metrics', 'false'],
      '--eval_reference train sets the gallery of test and validation queries'),

@@ -92,7 +92,7 @@ def test_a_criterions_own_scores_and_a_perfect_ranking():
         values = evaluation.compute(['asi', 'ndcg'], codes, labels, levels=levels, ranking=ranking)
         assert values == pytest.approx({'asi': 1, 'ndcg': 1})
     search = neighbours.Search(codes, labels, ranking=(codes, -codes))
-    (rows, ranks, found), = hierarchy.ranked_levels(search, np.column_stack([labels, levels]))
+    (rows, ranks, found), = hierarchy.ranked_levels(search, np.column_stack([labels, levels]), lambda *ranked: ranked)
     assert len(rows) == 18 and (np.diff(np.where(found > 0, found, 9).astype(int), axis=1) >= 0).all()
 
 

@@ -1,4 +1,6 @@
 """Ranking and clustering of embeddings whose distances float32 inner products do not show, against float64."""
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -127,6 +129,15 @@ def test_images_with_one_embedding_rank_by_their_index_whatever_the_last_digits_
     for backend in ('count', 'sort'):
         found = evaluation.compute(RETRIEVAL, torch.from_numpy(points), labels, is_query, backend=backend)
         assert found == pytest.approx(expected, abs=1e-9), backend
+
+
+def test_what_all_queries_share_is_computed_before_the_threads(monkeypatch):
+    places, around_their_mean = [], precision.around_their_mean
+    monkeypatch.setattr(precision, 'around_their_mean', lambda *sets: (
+        places.append(threading.current_thread()) or around_their_mean(*sets)))
+    points, labels = embeddings('ordinary', 1, 0, 1)
+    evaluation.compute(['mAP', 'h_ap'], torch.from_numpy(points), labels, backend='sort')
+    assert places == [threading.main_thread()] * 2
 
 
 def test_the_nearest_images_of_collapsed_clusters():

@@ -323,6 +323,7 @@ def test_refused_in_a_sentence_and_nothing_written(damage, sentence, runs, evalu
     (['nowhere'], 'nowhere: not a run folder'),
     (['{A}', '--evaluation_metrics', 'precision'], '--evaluation_metrics precision: unknown'),
     (['{A}', '--evaluation_metrics', 'rho_spectrum@0'], 'rho_spectrum@0: it is a vector, not a number'),
+    (['{A}', '--evaluation_metrics', 'c_r_auroc'], 'c_r_auroc: concatenated embeddings all have norm 1; leave it out'),
     (['{A}', '--latex', 'nowhere/t.tex'], '--latex nowhere/t.tex: there is no folder nowhere'),
     (['{A}', '--weights', 'a.pth'], '--weights goes with --untrained'),
     (['{A}', '--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),

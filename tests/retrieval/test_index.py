@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 import retrieval
-from evaluation.ranking import nearest_rows
-from retrieval import changes, search, store
+from retrieval import changes, nearest_rows, search, store
 from retrieval.index import Index
 from tests.helpers import after_training
 from tests.test_structure import ROOT

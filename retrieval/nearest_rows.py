@@ -2,17 +2,10 @@
 import numpy as np
 import torch
 
+from utilities.libraries import faiss_or_none
+
 ROWS = 1 << 16               # rows of the gallery that torch compares at a time
 MORE = 16                    # candidates beyond the k nearest, whose order float32 may have mistaken
-
-
-def faiss_or_none():
-    """faiss, if it is installed."""
-    try:
-        import faiss
-    except ImportError:
-        return None
-    return faiss
 
 
 def exact(gallery, queries, k, device='cpu'):
