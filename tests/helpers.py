@@ -83,14 +83,36 @@ plots.install()
 """
 
 
+def copied(folder):
+    """Copies the project's files in the working tree, compiled ones too, but no data, to the new folder; returns it."""
+    folder.mkdir()
+    for path in ROOT.iterdir():
+        if path.suffix in ('.py', '.sh', '.md', '.txt', '.toml'):
+            shutil.copy2(path, folder)
+        elif not path.is_symlink() and (any(path.glob('*.py')) or path.name in ('configs', 'docs', 'run_scripts')):
+            images = shutil.ignore_patterns('*.jpg', '*.JPG', '*.png')         # Datasets and datasets may be one folder
+            shutil.copytree(path, folder / path.name, ignore=images)
+    return folder
+
+
+def applied(diff, folder):
+    """Applies a diff to the files in the folder; returns the folder."""
+    subprocess.run(['git', 'apply', '-'], input=diff, text=True, cwd=folder, check=True)
+    return folder
+
+
 def after_training(*arguments):
     """Runs Evaluate_Network.py's main with arguments; returns the exit code."""
     return Evaluate_Network.main([str(argument) for argument in arguments])
 
 
+def csv_rows(file):
+    with open(file, newline='', encoding='utf-8') as opened:
+        return list(csv.DictReader(opened))
+
+
 def rows_of(folder, without=('seconds',)):
-    with open(folder / 'log.csv', newline='') as file:
-        return [{name: value for name, value in row.items() if name not in without} for row in csv.DictReader(file)]
+    return [{name: value for name, value in row.items() if name not in without} for row in csv_rows(folder / 'log.csv')]
 
 
 def folder_of(tmp_path, name='quick_s1'):

@@ -155,7 +155,7 @@ def test_sigterm_to_all_processes_ends_the_benchmark_while_a_part_compiles(tmp_p
     process, _, errors = executing(tmp_path, code, part, '--device', 'cpu', '--quick', 'compile')
     wait_for(lambda: (tmp_path / 'begun').exists() and (tmp_path / 'begun').read_text())
     os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(10) == 130, errors.read_text()
+    assert process.wait(60) == 130, errors.read_text()
     wait_for(lambda: not is_alive(int((tmp_path / 'begun').read_text())))
 
 

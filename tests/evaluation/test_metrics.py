@@ -81,7 +81,7 @@ def small_tiles(patch, tile, deviations, sample):
     patch.setattr(sorting, 'CHUNK', 40 * tile)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(case=cases(), tile=st.integers(1, 9), backend=st.sampled_from(['auto', *EXACT]),
        deviations=st.sampled_from([0, 4]), sample=st.sampled_from([1, 4, 9, 99]), seed=st.none() | st.integers(0, 99))
 def test_retrieval_metrics_equal_brute_force(case, tile, backend, deviations, sample, seed):
@@ -229,7 +229,7 @@ def pairs(groups):
     return {(i, j) for i in range(len(groups)) for j in range(i) if groups[i] == groups[j]}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(n=st.integers(2, 30), seed=st.integers(0, 10 ** 6))
 def test_f1_equals_its_definition(n, seed):
     random = np.random.default_rng(seed)
@@ -245,7 +245,7 @@ def test_f1_equals_its_definition(n, seed):
         assert math.isnan(clustering.f1(table))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(n=st.integers(1, 60), n_classes=st.integers(1, 9), n_clusters=st.integers(1, 60), seed=st.integers(0, 10 ** 6))
 def test_nmi_and_ami_equal_scikit_learns(n, n_classes, n_clusters, seed):
     from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
