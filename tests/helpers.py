@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -17,8 +18,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from torchvision.models import resnet
 
+import architectures
 import datasampler
 import Evaluate_Network
+import evaluation
 import main
 from records import checkpoint
 from records.state import State
@@ -31,6 +34,9 @@ else:
 
 ROOT = Path(__file__).parents[1]
 GPU = accelerator()                                              # 'cuda', 'sim' on the simulated accelerator, or None
+# a small network on the CPU, in this process alone, which draws nothing
+SMALL = ['--arch', 'conv4_normalize', '--not_pretrained', '--input_size', '16', '--kernels', '0', '--device', 'cpu',
+         '--pictures', 'none']
 # without a GPU, torch.manual_seed notes the stack in order to seed one later, which takes longer than a small loss
 manual_seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 
@@ -106,9 +112,25 @@ def after_training(*arguments):
     return Evaluate_Network.main([str(argument) for argument in arguments])
 
 
+def export_here(patch):
+    """From now on, torch.hub's network exports a run folder in this process instead of starting another one."""
+    def run(command, **_):
+        assert command[:2] == [sys.executable, str(ROOT / 'Evaluate_Network.py')]
+        return SimpleNamespace(returncode=after_training(*command[2:]),
+                               stderr='Note: a\nEvaluate_Network.py: error: what it says\n')
+    patch.setattr(subprocess, 'run', run)
+
+
 def csv_rows(file):
     with open(file, newline='', encoding='utf-8') as opened:
         return list(csv.DictReader(opened))
+
+
+def metric_names():
+    """Every metric of the registry, as --evaluation_metrics takes it, with each of several arguments if it has one."""
+    arguments = {None: [''], int: ['@1', '@10'], float: ['@0.1', '@0.01']}
+    return [f'{name}{argument}' for name, metric in evaluation.METRICS.items()
+            for argument in arguments.get(metric.argument) or [f'@{word}' for word in metric.argument]]
 
 
 def rows_of(folder, without=('seconds',)):
@@ -281,6 +303,12 @@ def sampler_of(opt, images, embeddings=None):
     return sampler
 
 
+def table_rows(text):
+    """The rows of a Markdown table in a text below its head, as lists of cells."""
+    lines = [line for line in text.splitlines() if line.startswith('|')]
+    return [[cell.strip() for cell in line.strip('|').split('|')] for line in lines[2:]]
+
+
 def printed_metrics(out, split='test'):
     """{'<split>_<metric>': text} of the table that main.py --evaluate prints, one metric per line."""
     lines = out.splitlines()
@@ -312,6 +340,10 @@ def assert_texts_are_inside(figure, draw=None):
     outside = {text: box.extents.round().tolist() for text, box in drawn
                if min(box.x0, box.y0) < -1 or box.x1 > width + 1 or box.y1 > height + 1}
     assert drawn and not outside, f'outside a figure of {width:g} x {height:g} pixels: {outside}'
+
+
+def random_network(opt, arch, **flags):
+    return architectures.select(opt(arch=arch, not_pretrained=True, **flags))
 
 
 def with_blocks(patch, numbers):

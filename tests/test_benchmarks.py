@@ -23,7 +23,7 @@ from benchmarks.embeddings import embeddings
 from benchmarks.figures import Row
 from evaluation.ranking import counting
 from tests import host_waits
-from tests.helpers import ROOT, executed, executing, wait_for
+from tests.helpers import ROOT, executed, executing, table_rows, wait_for
 from utilities import errors, stopping
 from utilities.errors import RunFailed, UserError
 
@@ -45,12 +45,6 @@ def measured(monkeypatch):
     return make
 
 
-def cells(text):
-    """The cells of the rows of tables, without the head of the first one."""
-    return [[cell.strip() for cell in line[1:-1].split('|')] for line in text.splitlines()
-            if line.startswith('| ') and not line.startswith('| ---')][1:]
-
-
 def test_a_benchmark_that_fails_leaves_the_others_and_ends_with_1(measured, capsys):
     """Its rows until then count; the table says which targets are met."""
     measured({'step': RunFailed('ended after 90 s'), 'ranking': UserError('no'), 'clusters': ROWS})
@@ -58,7 +52,7 @@ def test_a_benchmark_that_fails_leaves_the_others_and_ends_with_1(measured, caps
     assert errors.exit_code('benchmarks.gpu', lambda: gpu.main(arguments)) == 1
     out, err = capsys.readouterr()
     met = ['fast; slow', '1', '4', '0.25', '0.50', 'yes']
-    assert cells(out) == [met, met, met, ['slow; fast', '3', '2', '1.50', '1.10', 'no']]
+    assert table_rows(out) == [met, met, met, ['slow; fast', '3', '2', '1.50', '1.10', 'no']]
     assert 'ended after 90 s' in err and 'not measured' in err and 'the run failed: gpu step: not complete' in err
 
 
@@ -102,7 +96,7 @@ def test_the_gpu_benchmark_has_rows_of_every_part_on_the_cpu(in_process, monkeyp
     _, *parts = re.split(r'^\[\d+ s\] gpu (\w+)\n', err, flags=re.MULTILINE)
     printed = dict(zip(parts[::2], parts[1::2], strict=True))
     assert [*printed] == ['tests', 'step', 'ranking', 'waits', 'bfloat16', 'runs', 'clusters', 'processes', 'compile']
-    rows = cells(out[out.index('| job'):])
+    rows = table_rows(out[out.index('| job'):])
     assert all(float(ours) > 0 and float(peer) > 0 for _, ours, peer, *_ in rows)
     for part, text in printed.items():
         assert any(' | '.join(row) in text for row in rows), part
@@ -207,7 +201,7 @@ def test_a_benchmark_on_the_cpu_has_a_row_of_each_competitor(benchmark, small, n
     for name, value in small.items():
         monkeypatch.setattr(benchmark, name, value)
     benchmark.main()
-    rows = cells(capsys.readouterr().out)
+    rows = table_rows(capsys.readouterr().out)
     assert sorted(row[0] for row in rows) == sorted(names)
     for row in rows:
         numbers = [float(cell) for cell in row[1:] if re.fullmatch(r'[\d.]+', cell)]
@@ -218,7 +212,7 @@ def test_the_estimates_of_a_study_are_those_of_the_page(monkeypatch, capsys):
     monkeypatch.setattr('sys.argv', ['scale'])
     scale.main()
     out, page = capsys.readouterr().out, (ROOT / 'benchmarks' / 'README.md').read_text()
-    hours, days = next(row for row in cells(out) if row[:3] == ['1', '1', '1'])[3:5]
+    hours, days = next(row for row in table_rows(out) if row[:3] == ['1', '1', '1'])[3:5]
     assert f'{hours}\nGPU-hours, which are {days} days on one GPU' in page
     assert f'{re.search(r"[0-9]+ images/s", out)[0]}\nneeds' in page
 

@@ -1,15 +1,14 @@
 """The recipes of A Metric Learning Reality Check: whole runs, with the published numbers."""
 import math
-from pathlib import Path
 
 import pytest
 
 import batch_mining
 import configuration
 import criteria
-from tests.helpers import csv_rows
+from tests.helpers import ROOT, csv_rows
 
-RECIPES = Path(__file__).parents[1] / 'configs' / 'mlrc'
+RECIPES = ROOT / 'configs' / 'mlrc'
 PAIRS = sorted((file.parent.name, file.stem) for file in RECIPES.glob('*/*.yaml'))
 COLUMNS = {'cub200': 'CUB200', 'cars196': 'Cars196', 'online_products': 'SOP', 'cub200_bs256': 'CUB200 batch 256'}
 CLASSIFICATION = {'proxynca', 'softmax', 'cosface', 'arcface', 'softtriple'}

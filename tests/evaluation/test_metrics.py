@@ -16,7 +16,7 @@ from evaluation.ranking import counting, neighbours, ranks, sorting
 from evaluation.ranking.nearest import nearest
 from records import checkpoint, columns, reading
 from reports import selection
-from tests.helpers import ROOT, folder_of, rows_of
+from tests.helpers import ROOT, folder_of, metric_names, rows_of
 from utilities.errors import UserError
 
 RETRIEVAL = ['e_recall@1', 'e_recall@2', 'e_recall@7', 'e_recall@1000', 'precision_at_1', 'r_precision', 'map_at_r',
@@ -396,9 +396,7 @@ def test_the_metric_of_the_documentation_selects_by_its_lowest_value(quick, run,
 
 
 def test_every_metric_of_the_registry_is_computed(opt):
-    arguments = {int: '@1', float: '@.1', None: ''}
-    names = [name + (f'@{metric.argument[0]}' if isinstance(metric.argument, tuple) else arguments[metric.argument])
-             for name, metric in evaluation.METRICS.items()]
+    names = metric_names()
     points = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
     values = evaluation.compute(names, points, np.arange(30) % 5)
     assert list(values) == names and all(math.isfinite(value) for value in values.values())
