@@ -15,7 +15,8 @@ import torchvision
 import architectures
 from architectures import conv4
 from architectures.embedding_network import Backbone
-from tests.helpers import random_network, with_blocks
+from tests.helpers import random_network as select
+from tests.helpers import with_blocks
 from utilities.errors import UserError
 
 
@@ -26,7 +27,7 @@ from utilities.errors import UserError
     ('pretrainedmodels:resnet18', 224, 512, 64),
 ])
 def test_each_gives_embeddings_and_pooled_features(arch, size, n_features, side, opt):
-    model = random_network(opt, arch, embed_dim=7)
+    model = select(opt, arch, embed_dim=7)
     assert (model.input_size, model.f_embed.in_features) == (size, n_features)
     embeddings, features = model.train()(torch.rand(2, 3, side, side))
     assert embeddings.shape == (2, 7) and features.shape == (2, n_features)
@@ -36,7 +37,7 @@ def test_each_gives_embeddings_and_pooled_features(arch, size, n_features, side,
 
 def test_feature_maps_and_their_double_pooling(opt):
     """With them, nothing else changes."""
-    model, double = (random_network(opt, f'torchvision:resnet18{suffix}', embed_dim=7).eval()
+    model, double = (select(opt, f'torchvision:resnet18{suffix}', embed_dim=7).eval()
                      for suffix in ('', '_double'))
     assert double.f_embed.in_features == 512
     images = torch.rand(2, 3, 64, 64)
@@ -65,15 +66,15 @@ def test_maps_that_no_average_pools_are_not_given(arch, n_maps, opt):
 
 def test_double_is_a_name_of_a_pooling(opt):
     with torch.device('meta'), pytest.raises(UserError, match='--arch torchvision:vit_b_16_double gives only pooled f'):
-        random_network(opt, 'torchvision:vit_b_16_double')
+        select(opt, 'torchvision:vit_b_16_double')
     with pytest.raises(UserError, match='_double means --pool avg_max; leave --pool gem out'):
-        random_network(opt, 'conv4_double', pool='gem')
+        select(opt, 'conv4_double', pool='gem')
 
 
 @pytest.mark.parametrize('arch', ['conv4_frozen_normalize', 'conv4_normalize_frozen', 'conv4_normalize', 'conv4_frozen',
                                   'conv4'])
 def test_suffixes_in_any_order(arch, opt):
-    model = random_network(opt, arch).train()
+    model = select(opt, arch).train()
     before = [value.clone() for name, value in model.named_buffers() if 'running' in name]
     embeddings, _ = model(torch.rand(4, 3, 32, 32))
     after = [value for name, value in model.named_buffers() if 'running' in name]
@@ -85,7 +86,7 @@ def test_suffixes_in_any_order(arch, opt):
 
 def test_a_warmup_leaves_the_backbone_and_what_is_frozen_as_they_are(opt):
     """In evaluation mode, without dropout and gradients; afterwards all trains but what was frozen before."""
-    model = random_network(opt, 'conv4', warmup=1)
+    model = select(opt, 'conv4', warmup=1)
     model.backbone.append(torch.nn.Dropout(0.5))
     model.backbone[0][0].requires_grad_(False)
     images = torch.rand(4, 3, 32, 32)
@@ -108,19 +109,19 @@ def test_a_warmup_leaves_the_backbone_and_what_is_frozen_as_they_are(opt):
 
 def test_input_formats(opt):
     """BN-Inception takes BGR from 0 to 255 minus its mean; flags override a network's own format."""
-    model = random_network(opt, 'bninception')
+    model = select(opt, 'bninception')
     assert model.bgr and model.mean.flatten().tolist() == pytest.approx([104 / 255, 117 / 255, 128 / 255])
     assert model.std.flatten().tolist() == pytest.approx([1 / 255] * 3)
-    model = random_network(opt, 'conv4', input_mean=[.1, .2, .3], input_std=[2.], input_bgr=True, input_size=48)
+    model = select(opt, 'conv4', input_mean=[.1, .2, .3], input_std=[2.], input_bgr=True, input_size=48)
     seen = []
     model.backbone.register_forward_pre_hook(lambda module, images: seen.append(images[0]))
     image = torch.rand(1, 3, 48, 48)
     model(image)
     torch.testing.assert_close(seen[0], (image.flip(1) - torch.tensor([.1, .2, .3]).view(1, 3, 1, 1)) / 2)
     with pytest.raises(UserError, match='--input_mean takes one number or one per channel, not 2'):
-        random_network(opt, 'conv4', input_mean=[.1, .2])
+        select(opt, 'conv4', input_mean=[.1, .2])
     with pytest.raises(UserError, match='--input_size 8: the network cannot process images of this size'):
-        random_network(opt, 'conv4', input_size=8)
+        select(opt, 'conv4', input_size=8)
 
 
 @pytest.mark.parametrize('arch, sentence', [
@@ -136,14 +137,14 @@ def test_input_formats(opt):
 ])
 def test_unknown_networks_are_refused(arch, sentence, opt):
     with pytest.raises(UserError, match=sentence):
-        random_network(opt, arch)
+        select(opt, arch)
 
 
 def test_a_missing_package_is_named(opt, monkeypatch):
     for package, arch in (('timm', 'timm:resnet18'), ('pretrainedmodels', 'bninception')):
         monkeypatch.setitem(__import__('sys').modules, package, None)
         with pytest.raises(UserError, match=f'pip install {package}'):
-            random_network(opt, arch)
+            select(opt, arch)
 
 
 # Weights

@@ -11,7 +11,8 @@ import architectures
 import criteria
 import optimization
 from architectures import embedding_layer, pooling
-from tests.helpers import after_training, assert_same_end, folder_of, random_network, rows_of
+from tests.helpers import after_training, assert_same_end, folder_of, rows_of
+from tests.helpers import random_network as select
 from utilities.errors import UserError
 
 
@@ -31,7 +32,7 @@ def narrow(monkeypatch, **sizes):
 def test_the_mean_of_the_maps_is_the_networks_own_pooling(arch, size, opt, monkeypatch):
     if 'swin_tiny' in arch:
         narrow(monkeypatch, depths=(1, 1, 1, 1), embed_dim=12, num_heads=(1, 1, 1, 1))
-    model = random_network(opt, arch, embed_dim=2, pool='avg', input_size=size).eval()
+    model = select(opt, arch, embed_dim=2, pool='avg', input_size=size).eval()
     images = torch.rand(2, 3, model.input_size, model.input_size)
     with torch.no_grad():
         features = model(images)[1]
@@ -41,7 +42,7 @@ def test_the_mean_of_the_maps_is_the_networks_own_pooling(arch, size, opt, monke
 
 @pytest.mark.parametrize('pool', [*pooling.OF_MAPS])
 def test_each_pools_the_last_maps_of_conv4(pool, opt):
-    model = random_network(opt, 'conv4', pool=pool, input_size=48, embed_dim=5)
+    model = select(opt, 'conv4', pool=pool, input_size=48, embed_dim=5)
     images = torch.rand(3, 3, 48, 48)
     embeddings, features = model(images)
     maps = model.backbone[:4]((images - .5) / .5)
@@ -65,7 +66,7 @@ def test_tokens_of_vits(name, n_prefix, opt, monkeypatch):
     models = {}
     for pool in (None, *pooling.OF_TOKENS):
         torch.manual_seed(0)
-        models[pool] = random_network(opt, f'timm:{name}', pool=pool, **size).eval()
+        models[pool] = select(opt, f'timm:{name}', pool=pool, **size).eval()
     images = torch.rand(2, 3, *2 * [size['input_size']])
     with torch.no_grad():
         found = {pool: model(images)[1] for pool, model in models.items()}
@@ -80,7 +81,7 @@ def test_tokens_of_vits(name, n_prefix, opt, monkeypatch):
 
 
 def test_pooled_vits_with_their_norm_behind_the_mean_have_it_before(opt):
-    model = random_network(opt, 'timm:test_vit2', pool='patches').eval()
+    model = select(opt, 'timm:test_vit2', pool='patches').eval()
     assert isinstance(model.backbone.fc_norm, torch.nn.Module)
     image = torch.rand(1, 3, model.input_size, model.input_size)
     tokens = model.backbone.fc_norm(model.backbone.forward_features((image - model.mean) / model.std))
@@ -115,7 +116,7 @@ def test_a_trained_pooling_learns_in_the_warmup_and_has_the_rate_of_the_head(opt
 
 @pytest.mark.parametrize('affine', [False, True])
 def test_layer_norm_in_front(affine, opt):
-    model = random_network(opt, 'conv4', embed_norm='layer', embed_norm_affine=affine, embed_dim=3).eval()
+    model = select(opt, 'conv4', embed_norm='layer', embed_norm_affine=affine, embed_dim=3).eval()
     embeddings, features = model(torch.rand(4, 3, 32, 32))
     variance, mean = torch.var_mean(features, dim=1, correction=0, keepdim=True)
     normed = (features - mean) / (variance + 1e-5).sqrt()
@@ -126,7 +127,7 @@ def test_layer_norm_in_front(affine, opt):
 
 @pytest.mark.parametrize('affine', [False, True])
 def test_batch_norm_in_front_is_trained_though_the_backbones_are_frozen(affine, opt):
-    model = random_network(opt, 'conv4_frozen', embed_norm='batch', embed_norm_affine=affine, embed_dim=3, warmup=1)
+    model = select(opt, 'conv4_frozen', embed_norm='batch', embed_norm_affine=affine, embed_dim=3, warmup=1)
     model.start_epoch(1)
     embeddings, features = model(torch.rand(6, 3, 32, 32))
     variance, mean = torch.var_mean(features, dim=0, correction=0)
@@ -163,27 +164,27 @@ def test_a_batch_norm_over_a_single_image_is_refused_at_the_start(flags, refused
 
 
 def test_without_a_bias_and_orthogonal(opt):
-    model = random_network(opt, 'conv4', embed_bias=False, embed_layers=[9], embed_dim=3)
+    model = select(opt, 'conv4', embed_bias=False, embed_layers=[9], embed_dim=3)
     assert [name for name in model.state_dict() if 'f_embed' in name] == ['f_embed.0.weight', 'f_embed.2.weight']
-    model = random_network(opt, 'conv4', embed_init='orthogonal', embed_layers=[9], embed_dim=3)
+    model = select(opt, 'conv4', embed_init='orthogonal', embed_layers=[9], embed_dim=3)
     for layer in model.f_embed[::2]:
         torch.testing.assert_close(layer.weight @ layer.weight.T, torch.eye(len(layer.weight)))
         assert not layer.bias.any()
 
 
 def test_kaiming_and_identity(opt):
-    layer = random_network(opt, 'conv4', embed_init='kaiming', embed_dim=256).f_embed
+    layer = select(opt, 'conv4', embed_init='kaiming', embed_dim=256).f_embed
     assert not layer.bias.any() and layer.weight.std().item() == pytest.approx((2 / 256) ** .5, rel=.02)
-    layer = random_network(opt, 'conv4', embed_init='identity', embed_dim=100).f_embed
+    layer = select(opt, 'conv4', embed_init='identity', embed_dim=100).f_embed
     assert torch.equal(layer(torch.arange(float(layer.in_features))), torch.arange(100.))
 
 
 def test_evaluation_with_images_of_another_size(opt):
-    assert random_network(opt, 'conv4', eval_size=48, pool='avg').f_embed.in_features == 64
+    assert select(opt, 'conv4', eval_size=48, pool='avg').f_embed.in_features == 64
     with pytest.raises(UserError, match='--eval_size 48: --arch conv4 has another number of features'):
-        random_network(opt, 'conv4', eval_size=48)
+        select(opt, 'conv4', eval_size=48)
     with pytest.raises(UserError, match='--eval_size 1: the network cannot process images of this size'):
-        random_network(opt, 'conv4', eval_size=1)
+        select(opt, 'conv4', eval_size=1)
 
 
 # Principal components

@@ -11,7 +11,8 @@ import criteria
 import optimization
 from architectures import depth, low_rank
 from records import checkpoint
-from tests.helpers import assert_resumes_exactly, folder_of, printed_metrics, random_network, rows_of
+from tests.helpers import assert_resumes_exactly, folder_of, printed_metrics, rows_of
+from tests.helpers import random_network as select
 from utilities.errors import UserError
 
 VIT = 'timm:vit_tiny_patch16_224'
@@ -19,7 +20,7 @@ VIT = 'timm:vit_tiny_patch16_224'
 
 def vit(opt, **flags):
     torch.manual_seed(0)
-    return random_network(opt, VIT, input_size=32, embed_dim=8, **flags)
+    return select(opt, VIT, input_size=32, embed_dim=8, **flags)
 
 
 def network(opt, arch):
@@ -90,7 +91,7 @@ def test_dropout_of_the_frozen_part_is_off_and_the_class_token_belongs_to_the_st
 
 def test_a_frozen_stem_keeps_the_statistics_of_a_layer_that_was_replaced(opt):
     """Where several processes synchronise BatchNorm, its layers are replaced after the network has been built."""
-    model = random_network(opt, 'torchvision:resnet18', freeze='stem')
+    model = select(opt, 'torchvision:resnet18', freeze='stem')
     model.backbone.bn1 = torch.nn.BatchNorm2d(64)
     model.start_epoch(1)
     assert not model.backbone.bn1.training and model.backbone.layer1[0].bn1.training
@@ -98,7 +99,7 @@ def test_a_frozen_stem_keeps_the_statistics_of_a_layer_that_was_replaced(opt):
 
 def test_too_many_blocks_are_refused(opt, run, quick, capsys):
     with pytest.raises(UserError, match='--freeze 4: --arch conv4 has 3 blocks after the stem'):
-        random_network(opt, 'conv4', freeze='4')
+        select(opt, 'conv4', freeze='4')
     assert run(*quick, '--freeze', 'head') == 2
     assert '--freeze: expected none, backbone, stem or a number of blocks, not head' in capsys.readouterr().err
 
@@ -134,7 +135,7 @@ def test_adapters_start_as_the_frozen_network_and_merge_into_its_layers(opt):
 def test_adapters_take_effect_where_the_library_reads_the_weight_itself(opt, monkeypatch):
     """BEiT passes the weight of qkv to a function instead of calling the layer."""
     monkeypatch.setattr(timm, 'create_model', functools.partial(timm.create_model, depth=1, embed_dim=24, num_heads=2))
-    model = random_network(opt, 'timm:beit_base_patch16_224', lora_rank=1)
+    model = select(opt, 'timm:beit_base_patch16_224', lora_rank=1)
     adapter = model.backbone.blocks[0].attn.qkv.parametrizations.weight[0]
     model(torch.rand(1, 3, 224, 224))[0].pow(2).sum().backward()
     assert adapter.b.grad.abs().sum() > 0
@@ -142,9 +143,9 @@ def test_adapters_take_effect_where_the_library_reads_the_weight_itself(opt, mon
 
 def test_adapters_need_attention(opt):
     with pytest.raises(UserError, match='--lora_rank 4: --arch conv4 has no attention with linear layers'):
-        random_network(opt, 'conv4', lora_rank=4)
+        select(opt, 'conv4', lora_rank=4)
     with pytest.raises(UserError, match='--lora_rank 100000: expected at most 64, the width of the attention layers'):
-        random_network(opt, 'timm:test_vit', lora_rank=100_000)
+        select(opt, 'timm:test_vit', lora_rank=100_000)
 
 
 def test_a_run_with_frozen_blocks_resumes_exactly(quick, run, tmp_path):

@@ -397,7 +397,7 @@ def test_the_metric_of_the_documentation_selects_by_its_lowest_value(quick, run,
 
 def test_every_metric_of_the_registry_is_computed(opt):
     names = metric_names()
-    points = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+    points = torch.randn(30, 16, generator=torch.Generator().manual_seed(0))
     values = evaluation.compute(names, points, np.arange(30) % 5)
     assert list(values) == names and all(math.isfinite(value) for value in values.values())
     assert set(evaluation.compute(opt().evaluation_metrics, points, np.arange(30) % 5)) == set(opt().evaluation_metrics)
