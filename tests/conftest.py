@@ -159,9 +159,10 @@ def patterns(tmp_path_factory):
 
 def quick_flags(patterns, folder):
     """The arguments of a run of a second on `patterns`, which writes to folder / 'runs'."""
-    return [*helpers.SMALL, '--dataset', 'folder', '--source_path', str(patterns), '--bs', '12', '--samples_per_class',
-            '2', '--lr', '0.001', '--n_epochs', '2', '--iterations_per_epoch', '3', '--embed_dim', '16',
-            '--save_path', str(folder / 'runs'), '--group', 'quick', '--no_train_metrics']
+    return ['--dataset', 'folder', '--source_path', str(patterns), '--arch', 'conv4_normalize', '--not_pretrained',
+            '--input_size', '16', '--bs', '12', '--samples_per_class', '2', '--lr', '0.001', '--n_epochs', '2',
+            '--iterations_per_epoch', '3', '--embed_dim', '16', '--kernels', '0', '--device', 'cpu',
+            '--save_path', str(folder / 'runs'), '--group', 'quick', '--pictures', 'none', '--no_train_metrics']
 
 
 @pytest.fixture

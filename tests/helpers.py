@@ -34,9 +34,6 @@ else:
 
 ROOT = Path(__file__).parents[1]
 GPU = accelerator()                                              # 'cuda', 'sim' on the simulated accelerator, or None
-# a small network on the CPU, in this process alone, which draws nothing
-SMALL = ['--arch', 'conv4_normalize', '--not_pretrained', '--input_size', '16', '--kernels', '0', '--device', 'cpu',
-         '--pictures', 'none']
 # without a GPU, torch.manual_seed notes the stack in order to seed one later, which takes longer than a small loss
 manual_seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 

@@ -26,12 +26,13 @@ from benchmarks import scale
 from flags import command_line
 from retrieval import server
 from tests.conftest import draw_classes
-from tests.helpers import ROOT, SMALL, published, rows_of
+from tests.helpers import ROOT, published, rows_of
 from tests.test_structure import PAGES
 
 PARSERS = {module.__name__: module.build for module in (Evaluate_Ensemble, Hyperparameter_Search, Launch_Runs,
                                                         Result_Evaluations, Retrieve_Images, scale)}
-SHORT = [*SMALL, '--n_epochs', '1', '--embed_dim', '8']
+SMALL = ['--arch', 'conv4_normalize', '--not_pretrained', '--input_size', '16', '--n_epochs', '1', '--embed_dim', '8',
+         '--kernels', '0', '--device', 'cpu', '--pictures', 'none']
 
 
 def commands(text):
@@ -87,7 +88,7 @@ def section(page, title):
     return re.search(rf'\n##+ {title}\n(.*?)(?=\n##+ |\Z)', (ROOT / page).read_text(), re.DOTALL)[1]
 
 
-def follow(page, title, *first, small=SHORT):
+def follow(page, title, *first, small=SMALL):
     """
     Runs the commands of a section of a page in this process and in the current folder, in their order: each run with
     the flags `small`, a server on any free port. first: what Launch_Runs.py gets before its own words.
@@ -175,7 +176,7 @@ def test_the_exported_network_of_the_start_page_is_loaded_by_the_lines_of_the_pa
     turned[274] = 6                                                                   # orientation: to the right
     Image.fromarray(noise).save('turned.png', exif=turned)
     code, = re.findall(r'```python\n(.*?)```', section('docs/start.md', 'Export'), re.DOTALL)
-    code = code.replace('183', '18').replace('160', '16')                             # the sizes of SHORT
+    code = code.replace('183', '18').replace('160', '16')                             # the sizes of SMALL
     network, transform = retrieval.load('Training_Results/folder/frozen_s1', 'cpu')
     for photo in ('photos/images/plum/1.jpg', 'turned.png'):
         exec(code.replace('photos/images/plum/1.jpg', photo), found)
@@ -185,7 +186,7 @@ def test_the_exported_network_of_the_start_page_is_loaded_by_the_lines_of_the_pa
 
 def test_the_comparison_of_the_start_page(there, capsys):
     """With one of its three seeds, and few epochs."""
-    small = [word for word in SHORT if word not in ('--n_epochs', '1')]
+    small = [word for word in SMALL if word not in ('--n_epochs', '1')]
     small += ['--evaluation_metrics', 'e_recall@1', 'map_at_r']
     block, *_ = re.findall(r'```bash\n(.*?)```', section('docs/start.md', 'Compare'), re.DOTALL)
     loop = block.partition('python Launch_Runs.py')[0].replace('0 1 2', '0').replace('--n_epochs 10', '--n_epochs 1')
@@ -228,9 +229,9 @@ def test_the_runs_of_the_readme(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr('sys.argv', ['main.py'])
     program, *first = next(commands((ROOT / 'README.md').read_text()))
-    assert program == 'main.py' and main.main([*first, *SHORT]) == 0
+    assert program == 'main.py' and main.main([*first, *SMALL]) == 0
     run_of_script = ['--dataset', 'cub200', '--source_path', 'Datasets', '--group', 'CUB_Npair', '--seed', '0']
-    assert main.main([*run_of_script, *SHORT]) == 0                            # --dry_run trains none
+    assert main.main([*run_of_script, *SMALL]) == 0                            # --dry_run trains none
     done = follow('README.md', 'Runs', '--dry_run')
     assert done == ['Launch_Runs.py', 'Result_Evaluations.py', 'main.py']
     assert re.search(r'^Npair & \d', (tmp_path / 'table.tex').read_text(), re.MULTILINE)

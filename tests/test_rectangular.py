@@ -170,7 +170,7 @@ def test_the_run_of_the_page(tmp_path, monkeypatch):
     tests.test_docs.prepare(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr('sys.argv', ['main.py'])
-    small = [word for word in tests.test_docs.SHORT if word not in ('--input_size', '16')]
+    small = [word for word in tests.test_docs.SMALL if word not in ('--input_size', '16')]
     assert tests.test_docs.follow('docs/networks.md', 'Tall images', small=small) == ['main.py']
     flags = run_folder.read(next((tmp_path / 'Training_Results' / 'folder').iterdir()))['flags']
     assert flags['input_size'] == [256, 128] and flags['augmentation'] == 'reid'
