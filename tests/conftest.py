@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import hypothesis
 import pytest
 import torch
 from PIL import EpsImagePlugin, Image
@@ -38,6 +39,8 @@ if helpers.fork_server:
 signal.signal(signal.SIGINT, signal.default_int_handler)      # in a script's background, processes start without it
 SHARED = Path(__file__).parents[2] / 'shared'
 plots.install()
+hypothesis.settings.register_profile('same', derandomize=True, deadline=None)     # the same examples in every run
+hypothesis.settings.load_profile('same')
 # seconds, 5 by default: until a loader looks for killed data workers, and ends those that do not answer
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
 torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.5,)

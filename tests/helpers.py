@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -17,8 +18,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from torchvision.models import resnet
 
+import architectures
 import datasampler
 import Evaluate_Network
+import evaluation
 import main
 from records import checkpoint
 from records.state import State
@@ -83,14 +86,52 @@ plots.install()
 """
 
 
+def copied(folder):
+    """Copies the project's files in the working tree, compiled ones too, but no data, to the new folder; returns it."""
+    folder.mkdir()
+    for path in ROOT.iterdir():
+        if path.suffix in ('.py', '.sh', '.md', '.txt', '.toml'):
+            shutil.copy2(path, folder)
+        elif not path.is_symlink() and (any(path.glob('*.py')) or path.name in ('configs', 'docs', 'run_scripts')):
+            images = shutil.ignore_patterns('*.jpg', '*.JPG', '*.png')         # Datasets and datasets may be one folder
+            shutil.copytree(path, folder / path.name, ignore=images)
+    return folder
+
+
+def applied(diff, folder):
+    """Applies a diff to the files in the folder; returns the folder."""
+    subprocess.run(['git', 'apply', '-'], input=diff, text=True, cwd=folder, check=True)
+    return folder
+
+
 def after_training(*arguments):
     """Runs Evaluate_Network.py's main with arguments; returns the exit code."""
     return Evaluate_Network.main([str(argument) for argument in arguments])
 
 
+def export_here(patch):
+    """From now on, torch.hub's network exports a run folder in this process instead of starting another one."""
+    def run(command, **_):
+        assert command[:2] == [sys.executable, str(ROOT / 'Evaluate_Network.py')]
+        return SimpleNamespace(returncode=after_training(*command[2:]),
+                               stderr='Note: a\nEvaluate_Network.py: error: what it says\n')
+    patch.setattr(subprocess, 'run', run)
+
+
+def csv_rows(file):
+    with open(file, newline='', encoding='utf-8') as opened:
+        return list(csv.DictReader(opened))
+
+
+def metric_names():
+    """Every metric of the registry, as --evaluation_metrics takes it, with each of several arguments if it has one."""
+    arguments = {None: [''], int: ['@1', '@10'], float: ['@0.1', '@0.01']}
+    return [f'{name}{argument}' for name, metric in evaluation.METRICS.items()
+            for argument in arguments.get(metric.argument) or [f'@{word}' for word in metric.argument]]
+
+
 def rows_of(folder, without=('seconds',)):
-    with open(folder / 'log.csv', newline='') as file:
-        return [{name: value for name, value in row.items() if name not in without} for row in csv.DictReader(file)]
+    return [{name: value for name, value in row.items() if name not in without} for row in csv_rows(folder / 'log.csv')]
 
 
 def folder_of(tmp_path, name='quick_s1'):
@@ -259,6 +300,12 @@ def sampler_of(opt, images, embeddings=None):
     return sampler
 
 
+def table_rows(text):
+    """The rows of a Markdown table in a text below its head, as lists of cells."""
+    lines = [line for line in text.splitlines() if line.startswith('|')]
+    return [[cell.strip() for cell in line.strip('|').split('|')] for line in lines[2:]]
+
+
 def printed_metrics(out, split='test'):
     """{'<split>_<metric>': text} of the table that main.py --evaluate prints, one metric per line."""
     lines = out.splitlines()
@@ -290,6 +337,10 @@ def assert_texts_are_inside(figure, draw=None):
     outside = {text: box.extents.round().tolist() for text, box in drawn
                if min(box.x0, box.y0) < -1 or box.x1 > width + 1 or box.y1 > height + 1}
     assert drawn and not outside, f'outside a figure of {width:g} x {height:g} pixels: {outside}'
+
+
+def random_network(opt, arch, **flags):
+    return architectures.select(opt(arch=arch, not_pretrained=True, **flags))
 
 
 def with_blocks(patch, numbers):

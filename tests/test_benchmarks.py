@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 import torch
 
+import batch_mining
+import configuration
 import evaluation
-from benchmarks import bare_loop, figures, gpu
+from benchmarks import bare_loop, figures, gpu, loading, losses, mining, same_runs, scale
 from benchmarks.embeddings import embeddings
 from benchmarks.figures import Row
 from evaluation.ranking import counting
 from tests import host_waits
-from tests.helpers import executed, executing, wait_for
+from tests.helpers import ROOT, executed, executing, table_rows, wait_for
 from utilities import errors, stopping
 from utilities.errors import RunFailed, UserError
 
@@ -43,12 +45,6 @@ def measured(monkeypatch):
     return make
 
 
-def cells(text):
-    """The cells of the rows of tables, without the head of the first one."""
-    return [[cell.strip() for cell in line[1:-1].split('|')] for line in text.splitlines()
-            if line.startswith('| ') and not line.startswith('| ---')][1:]
-
-
 def test_a_benchmark_that_fails_leaves_the_others_and_ends_with_1(measured, capsys):
     """Its rows until then count; the table says which targets are met."""
     measured({'step': RunFailed('ended after 90 s'), 'ranking': UserError('no'), 'clusters': ROWS})
@@ -56,7 +52,7 @@ def test_a_benchmark_that_fails_leaves_the_others_and_ends_with_1(measured, caps
     assert errors.exit_code('benchmarks.gpu', lambda: gpu.main(arguments)) == 1
     out, err = capsys.readouterr()
     met = ['fast; slow', '1', '4', '0.25', '0.50', 'yes']
-    assert cells(out) == [met, met, met, ['slow; fast', '3', '2', '1.50', '1.10', 'no']]
+    assert table_rows(out) == [met, met, met, ['slow; fast', '3', '2', '1.50', '1.10', 'no']]
     assert 'ended after 90 s' in err and 'not measured' in err and 'the run failed: gpu step: not complete' in err
 
 
@@ -100,7 +96,7 @@ def test_the_gpu_benchmark_has_rows_of_every_part_on_the_cpu(in_process, monkeyp
     _, *parts = re.split(r'^\[\d+ s\] gpu (\w+)\n', err, flags=re.MULTILINE)
     printed = dict(zip(parts[::2], parts[1::2], strict=True))
     assert [*printed] == ['tests', 'step', 'ranking', 'waits', 'bfloat16', 'runs', 'clusters', 'processes', 'compile']
-    rows = cells(out[out.index('| job'):])
+    rows = table_rows(out[out.index('| job'):])
     assert all(float(ours) > 0 and float(peer) > 0 for _, ours, peer, *_ in rows)
     for part, text in printed.items():
         assert any(' | '.join(row) in text for row in rows), part
@@ -129,11 +125,13 @@ exec(sys.argv[1])
 
 @pytest.mark.parametrize('then, error, sentence', [
     ('pass', None, None), ('sys.exit(2)', UserError, 'exit code 2'), ('sys.exit(1)', RunFailed, 'exit code 1'),
-    ('child.wait()', RunFailed, 'ended after 1 s')])
-def test_a_benchmark_ends_at_its_limit_with_all_it_has_started(then, error, sentence):
-    rows = []
+    ('child.wait()', RunFailed, 'ended after 60 s')])
+def test_a_benchmark_ends_at_its_limit_with_all_it_has_started(then, error, sentence, monkeypatch):
+    """The last one would go on; a minute has passed for it as soon as its two rows are there."""
+    rows, passing = [], then == 'child.wait()'
+    monkeypatch.setattr(figures, 'time', argparse.Namespace(monotonic=lambda: 30 * len(rows) if passing else 0))
     with pytest.raises(error, match=sentence) if error else contextlib.nullcontext():
-        for row in figures.rows_of([sys.executable, '-c', PART, then], 1):
+        for row in figures.rows_of([sys.executable, '-c', PART, then], 60):
             rows.append(row)
     assert rows[0] == Row('a; b', 1, 2, 3)
     wait_for(lambda: not is_alive(rows[1].ours))
@@ -155,7 +153,7 @@ def test_sigterm_to_all_processes_ends_the_benchmark_while_a_part_compiles(tmp_p
     process, _, errors = executing(tmp_path, code, part, '--device', 'cpu', '--quick', 'compile')
     wait_for(lambda: (tmp_path / 'begun').exists() and (tmp_path / 'begun').read_text())
     os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(10) == 130, errors.read_text()
+    assert process.wait(60) == 130, errors.read_text()
     wait_for(lambda: not is_alive(int((tmp_path / 'begun').read_text())))
 
 
@@ -187,6 +185,55 @@ def test_without_a_gpu_a_sentence_says_so(capsys):
 def test_the_waits_of_the_gpu_benchmark_are_those_that_the_tests_list():
     assert gpu.WAITS == {(loss, miner): len(host_waits.MINERS.get(miner, {})) + len(host_waits.LOSSES.get(loss, {}))
                          for loss, miner in gpu.WAITS}
+
+
+@pytest.mark.parametrize('benchmark, small, names', [
+    (loading, {'KINDS': {'photos': (2, 1, 240)}, 'ROUNDS': 1},
+     ['Pillow, v2', 'Pillow, timm', 'torchvision, v2', 'ours']),
+    (losses, {'SIZES': {12: 2}, 'DIMS': [8], 'CASES': {name: losses.CASES[name] for name in ('snr, given', 's2sd')},
+              'REPEATS': 1}, ['snr, given', 's2sd']),
+    (mining, {'SHAPES': [(6, 2)], 'DIMENSIONS': [8], 'REPEATS': 1}, [*batch_mining.BATCHMINERS.keys() - {'none'}])],
+    ids=lambda value: getattr(value, '__name__', ''))
+def test_a_benchmark_on_the_cpu_has_a_row_of_each_competitor(benchmark, small, names, monkeypatch, capsys):
+    pytest.importorskip('pytorch_metric_learning')
+    monkeypatch.setattr('sys.argv', ['benchmark'])
+    monkeypatch.setattr(torch, 'set_num_threads', lambda n: None)
+    for name, value in small.items():
+        monkeypatch.setattr(benchmark, name, value)
+    benchmark.main()
+    rows = table_rows(capsys.readouterr().out)
+    assert sorted(row[0] for row in rows) == sorted(names)
+    for row in rows:
+        numbers = [float(cell) for cell in row[1:] if re.fullmatch(r'[\d.]+', cell)]
+        assert len(numbers) >= 3 and min(numbers) >= 0, row
+
+
+def test_the_estimates_of_a_study_are_those_of_the_page(monkeypatch, capsys):
+    monkeypatch.setattr('sys.argv', ['scale'])
+    scale.main()
+    out, page = capsys.readouterr().out, (ROOT / 'benchmarks' / 'README.md').read_text()
+    hours, days = next(row for row in table_rows(out) if row[:3] == ['1', '1', '1'])[3:5]
+    assert f'{hours}\nGPU-hours, which are {days} days on one GPU' in page
+    assert f'{re.search(r"[0-9]+ images/s", out)[0]}\nneeds' in page
+
+
+def test_same_runs_names_the_column_that_differs(run, monkeypatch, tmp_path, capsys):
+    """Each run in this process."""
+    monkeypatch.setattr(same_runs, 'preload', lambda: None)
+    monkeypatch.setattr(same_runs, 'forked', lambda work, limit: (run(*work.args[0]), ''))
+    monkeypatch.setattr(same_runs, 'runs', lambda: {'npair': ['--loss', 'npair', '--batch_mining', 'npair']})
+    monkeypatch.setattr('sys.argv', ['same_runs', 'record', str(tmp_path)])
+    same_runs.run()
+    log = tmp_path / 'longer' / 'folder' / 'npair_s1' / 'log.csv'
+    log.write_text(log.read_text().replace(',0.001,', ',0.002,', 1))                          # the learning rate
+    monkeypatch.setattr('sys.argv', ['same_runs', 'compare', str(tmp_path)])
+    assert same_runs.run()
+    assert "npair, continued: ['lr']\n\n1 equal, 1 different\n" in capsys.readouterr().out
+
+
+def test_the_runs_of_same_runs_parse():
+    for name, flags in same_runs.runs().items():
+        assert configuration.parse([*same_runs.TINY, *flags]).n_epochs == 2, name
 
 
 def test_the_embeddings_have_the_recall():

@@ -1,15 +1,14 @@
 """The recipes of A Metric Learning Reality Check: whole runs, with the published numbers."""
-import csv
 import math
-from pathlib import Path
 
 import pytest
 
 import batch_mining
 import configuration
 import criteria
+from tests.helpers import ROOT, csv_rows
 
-RECIPES = Path(__file__).parents[1] / 'configs' / 'mlrc'
+RECIPES = ROOT / 'configs' / 'mlrc'
 PAIRS = sorted((file.parent.name, file.stem) for file in RECIPES.glob('*/*.yaml'))
 COLUMNS = {'cub200': 'CUB200', 'cars196': 'Cars196', 'online_products': 'SOP', 'cub200_bs256': 'CUB200 batch 256'}
 CLASSIFICATION = {'proxynca', 'softmax', 'cosface', 'arcface', 'softtriple'}
@@ -68,7 +67,7 @@ def test_every_algorithm_has_a_recipe_for_every_data_set():
 
 
 @pytest.mark.parametrize('recipe, loss', PAIRS)
-def test_a_recipe_is_a_whole_run_with_the_published_numbers(recipe, loss, shared):
+def test_a_recipe_is_a_whole_run(recipe, loss):
     opt = parse(recipe, loss)
     large = recipe == 'cub200_bs256'
     assert opt.dataset == recipe.removesuffix('_bs256') and opt.split_scheme == 'mlrc' and opt.splits_to_eval == ['val']
@@ -86,12 +85,18 @@ def test_a_recipe_is_a_whole_run_with_the_published_numbers(recipe, loss, shared
     if rate:
         assert criterion.parameter_groups()[0]['lr'] == pytest.approx(
             getattr(opt, 'loss_' + ROWS[loss][1][rate][0]) * 1e-6)
-    with open(shared / 'reference' / 'mlrc_optimal_hyperparameters.csv', encoding='utf-8') as file:
-        table = {(row['loss'], row['parameter']): row[COLUMNS[recipe]] for row in csv.DictReader(file)}
-    row, flags = ROWS[loss]
-    assert {parameter for name, parameter in table if name == row} == set(flags)
-    for parameter, (flag, convert) in flags.items():
-        assert getattr(opt, f'loss_{flag}') == pytest.approx(convert(table[row, parameter]), rel=1e-5), flag
+
+
+def test_the_recipes_have_the_published_numbers(shared):
+    table = csv_rows(shared / 'reference' / 'mlrc_optimal_hyperparameters.csv')
+    for recipe, loss in PAIRS:
+        opt = parse(recipe, loss)
+        row, flags = ROWS[loss]
+        published = {line['parameter']: line[COLUMNS[recipe]] for line in table if line['loss'] == row}
+        found = {parameter: getattr(opt, f'loss_{flag}') for parameter, (flag, _) in flags.items()}
+        assert published.keys() == found.keys()
+        expected = {parameter: convert(published[parameter]) for parameter, (_, convert) in flags.items()}
+        assert found == pytest.approx(expected, rel=1e-5), (recipe, loss)
 
 
 def test_what_the_rows_mean():

@@ -22,6 +22,7 @@ import parameters
 import Result_Evaluations
 import retrieval
 import Retrieve_Images
+from benchmarks import scale
 from flags import command_line
 from retrieval import server
 from tests.conftest import draw_classes
@@ -29,34 +30,44 @@ from tests.helpers import ROOT, published, rows_of
 from tests.test_structure import PAGES
 
 PARSERS = {module.__name__: module.build for module in (Evaluate_Ensemble, Hyperparameter_Search, Launch_Runs,
-                                                        Result_Evaluations, Retrieve_Images)}
+                                                        Result_Evaluations, Retrieve_Images, scale)}
 SMALL = ['--arch', 'conv4_normalize', '--not_pretrained', '--input_size', '16', '--n_epochs', '1', '--embed_dim', '8',
          '--kernels', '0', '--device', 'cpu', '--pictures', 'none']
 
 
 def commands(text):
-    """The `python NAME.py ...` commands of a page's code blocks as lists of words, continued lines joined."""
+    """The `python NAME.py ...` and `python -m NAME ...` commands of a page's code blocks, lists of words from NAME."""
     for language, block in re.findall(r'^ *```(\w*).*?\n(.*?)^ *```', text, re.DOTALL | re.MULTILINE):
         for line in map(str.strip, block.replace('\\\n', ' ').splitlines() if language in ('', 'bash', 'sh') else ()):
-            if re.match(r'python \w+\.py ', line) and '"$@"' not in line:                 # flags of a function's caller
+            line = line.replace('python -m ', 'python ')
+            if re.match(r'python [\w.]+ ', line) and '"$@"' not in line:                  # flags of a function's caller
                 yield shlex.split(re.sub(r'\$\w+', '1', line), comments=True)[1:]   # $: the variable of a loop
+
+
+def flags_of(words):
+    return {word[2:].split('=')[0] for word in words if word.startswith('--')}
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
 def test_the_commands_of_the_pages_parse(page, monkeypatch):
     monkeypatch.chdir(ROOT)                                                     # where the files of --config are
+    known = {*command_line.known_flags(parameters.build())}
     for program, *arguments in commands(page.read_text()):
         if program == 'main.py':
-            flags = {argument[2:].split('=')[0] for argument in arguments if argument.startswith('--')}
-            flags -= {'loss_softmargin_scale'}
-            assert flags <= set(command_line.known_flags(parameters.build())), arguments
+            flags = flags_of(arguments) - {'loss_softmargin_scale'}
+            assert flags <= known, arguments
             elsewhere = {'resume', 'evaluate', 'reproduce', 'start_from', 'help'}
             configs = [word for word in arguments if word.endswith('.yaml')]
             if not flags & elsewhere and 'softmargin' not in arguments and all(map(Path.exists, map(Path, configs))):
                 configuration.parse(arguments)                    # the others need a folder or a file of the reader's
         elif program.removesuffix('.py') in PARSERS:           # Evaluate_Network.py: tests/retrieval/test_actions.py
-            own, _ = command_line.parted(arguments)
-            PARSERS[program.removesuffix('.py')]().parse_known_args(own)
+            own, of_runs = command_line.parted(arguments)
+            _, rest = PARSERS[program.removesuffix('.py')]().parse_known_args(own)
+            if program == 'Hyperparameter_Search.py' or own[0] == 'suspects':             # which hand on the rest
+                of_runs += rest
+            else:
+                assert not rest, arguments
+            assert flags_of(of_runs) <= known, arguments
 
 
 def blocks(page, language):

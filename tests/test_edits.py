@@ -4,7 +4,6 @@ pieces, in two processes, with and without kept features, after a kill, in --eva
 in retrieval.embed.
 """
 import json
-import subprocess
 
 import numpy as np
 import pytest
@@ -14,9 +13,8 @@ import retrieval
 import Retrieve_Images
 from records import checkpoint
 from tests.conftest import quick_flags
-from tests.helpers import FROM_COPY, ROOT, executed, folder_of, printed_metrics, rows_of
+from tests.helpers import FROM_COPY, ROOT, applied, copied, executed, folder_of, printed_metrics, rows_of
 
-needs_git = pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
 EDITS = {path.stem: path.read_text() for path in sorted((ROOT / 'tests' / 'edits').glob('*.diff'))}
 WITH_OWN_TESTS = {'noise_in_the_step', 'transform_by_epoch', 'whitening'}
 
@@ -60,13 +58,6 @@ with open(file + '.json') as opened:
 nearest = [next(images.index(path) for path in answers[image] if path != image) for image in images]
 np.savez(file, paths=paths, labels=labels, split=split, alone=alone.numpy(), indexed=indexed, nearest=nearest)
 """
-
-
-def edited(folder, diff):
-    """A copy of the last commit, with the diff applied."""
-    subprocess.run(f'mkdir "{folder}" && git archive HEAD | tar -x -C "{folder}"', shell=True, cwd=ROOT, check=True)
-    subprocess.run(['git', 'apply', '-'], input=diff, text=True, cwd=folder, check=True)
-    return folder
 
 
 @pytest.fixture(scope='module')
@@ -116,7 +107,6 @@ def assert_embeds_alike(file, recall):
         assert (labels[found['nearest']] == labels).mean() == pytest.approx(recall, abs=1e-4)
 
 
-@needs_git
 @pytest.mark.parametrize('edit', sorted(EDITS.keys() - WITH_OWN_TESTS))
 def test_an_edit_acts_wherever_the_program_trains_or_embeds(edit, quick, unedited, tmp_path):
     """
@@ -129,7 +119,7 @@ def test_an_edit_acts_wherever_the_program_trains_or_embeds(edit, quick, unedite
     whole, file = folders['whole'], tmp_path / 'embeddings.npz'
     plan = [[*quick, *FLAGS, '--group', name, *more] for name, more in ways.items()]
     plan += [['--resume', folders['half'], '--n_epochs', '2'], ['--evaluate', whole]]
-    out = runs(tmp_path, edited(tmp_path / 'code', EDITS[edit]), plan, whole, file)
+    out = runs(tmp_path, applied(EDITS[edit], copied(tmp_path / 'code')), plan, whole, file)
     assert_equal_runs([*folders.values()])
     recall = float(rows_of(whole)[-1]['test_e_recall@1'])
     assert printed_recall(out) == pytest.approx(recall, abs=1e-4)
@@ -142,7 +132,6 @@ def test_an_edit_acts_wherever_the_program_trains_or_embeds(edit, quick, unedite
         assert_equal_runs([whole, unedited], 1e-3)
 
 
-@needs_git
 def test_data_workers_have_the_transform_of_the_epoch(quick, tmp_path):
     """Images of 24, 32 and 40 pixels, by two data workers as without any, and after a resumption."""
     folders = [folder_of(tmp_path, f'{name}_s1') for name in ('none', 'two', 'half')]
@@ -150,13 +139,12 @@ def test_data_workers_have_the_transform_of_the_epoch(quick, tmp_path):
     plan = [[*arguments, '--group', 'none'], [*arguments, '--group', 'two', '--kernels', '2'],
             [*arguments, '--group', 'half', '--kernels', '2', '--n_epochs', '1'],
             ['--resume', folders[2], '--n_epochs', '3']]
-    runs(tmp_path, edited(tmp_path / 'code', EDITS['transform_by_epoch']), plan)
+    runs(tmp_path, applied(EDITS['transform_by_epoch'], copied(tmp_path / 'code')), plan)
     assert [float(row['step_side']) for row in rows_of(folders[1])[1:]] == [24, 32, 40]
     for other in folders[1:]:
         assert_equal_runs([folders[0], other], 0)
 
 
-@needs_git
 def test_two_processes_draw_different_numbers_in_the_step(quick, tmp_path):
     """12 for a batch of 12 images; the same ones after a resumption, and others with other seeds."""
     arguments = [*quick, '--gpu', '0', '1', '--tuple_statistics']
@@ -164,21 +152,20 @@ def test_two_processes_draw_different_numbers_in_the_step(quick, tmp_path):
     plan = [[*arguments, '--group', name, *more] for name, more in names.items()]
     whole, half = (folder_of(tmp_path, f'{name}_s1') for name in ('whole', 'half'))
     plan.append(['--resume', half, '--n_epochs', '2', '--gpu', '0', '1'])
-    runs(tmp_path, edited(tmp_path / 'code', EDITS['noise_in_the_step']), plan)
+    runs(tmp_path, applied(EDITS['noise_in_the_step'], copied(tmp_path / 'code')), plan)
     assert [float(row['step_n_numbers']) for row in rows_of(whole)[1:]] == [12, 12]
     assert_equal_runs([whole, half], 0)
     with pytest.raises(AssertionError):
         assert_equal_runs([whole, folder_of(tmp_path, 'other_s2')], 1e-3)
 
 
-@needs_git
 def test_whitening_acts_wherever_images_are_embedded(quick, unedited, tmp_path, capsys):
     """By a new flag of the embedding; the program without the flag refuses the run and its index."""
     whole, half, file = folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, 'half_s1'), tmp_path / 'embeddings.npz'
     arguments = [*quick, *FLAGS, '--whiten']
     plan = [[*arguments, '--group', 'whole'], [*arguments, '--group', 'half', '--n_epochs', '1'],
             ['--resume', half, '--n_epochs', '2'], ['--evaluate', whole]]
-    out = runs(tmp_path, edited(tmp_path / 'code', EDITS['whitening']), plan, whole, file)
+    out = runs(tmp_path, applied(EDITS['whitening'], copied(tmp_path / 'code')), plan, whole, file)
     assert_equal_runs([whole, half])
     recall = float(rows_of(whole)[-1]['test_e_recall@1'])
     assert printed_recall(out) == pytest.approx(recall, abs=1e-4)

@@ -1,15 +1,13 @@
-"""The research edits of docs/research_edits.md, applied to a copy of the last commit as they stand there."""
+"""The research edits of docs/research_edits.md, applied to a copy of the code as they stand there."""
 import json
 import re
-import subprocess
 
 import pytest
 
 from records import checkpoint
-from tests.helpers import FROM_COPY, ROOT, assert_same_end, executed, folder_of, rows_of
-from tests.test_edits import edited, needs_git
+from tests.helpers import FROM_COPY, ROOT, applied, assert_same_end, copied, executed, folder_of, rows_of
 
-PAGE = subprocess.run(['git', 'show', 'HEAD:docs/research_edits.md'], cwd=ROOT, capture_output=True, text=True).stdout
+PAGE = (ROOT / 'docs' / 'research_edits.md').read_text()
 EDITS = re.findall(r'\n## (.*?)\n.*?```diff\n(.*?)```.*?Run it with `(.*?)`', PAGE, re.DOTALL)
 
 # argv: the copy, the arguments of a run, the flags of the edit
@@ -35,7 +33,6 @@ print(json.dumps(codes))
 """
 
 
-@needs_git
 def test_there_are_five():
     assert len(EDITS) == 5
 
@@ -47,7 +44,7 @@ def test_a_research_edit(title, diff, command, quick, tmp_path):
     assert 0 < len(changed) <= 10 and len(re.findall(r'^\+\+\+ ', diff, re.MULTILINE)) <= 2
     arguments = [*quick, '--iterations_per_epoch', '2', '--arch', 'conv4_frozen_normalize',
                  '--evaluation_metrics', 'e_recall@1']
-    code, out, errors = executed(tmp_path, RUNS, edited(tmp_path / 'code', diff), json.dumps(arguments),
+    code, out, errors = executed(tmp_path, RUNS, applied(diff, copied(tmp_path / 'code')), json.dumps(arguments),
                                  json.dumps(command.split()))
     assert code == 0, errors
     codes = json.loads(out.splitlines()[-1])

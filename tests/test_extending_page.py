@@ -1,7 +1,6 @@
 """The parts that README.md and docs/extending.md print, and parts of the public code, in a copy of the code."""
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 
@@ -9,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import draw_classes
-from tests.helpers import FROM_COPY, ROOT, assert_same_end, executed, folder_of, rows_of
+from tests.helpers import FROM_COPY, ROOT, applied, assert_same_end, copied, executed, folder_of, rows_of
 from tests.test_parity import NETWORK, RETURNED, SAMPLER
 from tests.test_public_parts import MINER, TRIPLES
 
@@ -19,21 +18,6 @@ TESTS = ['test_structure.py', 'criteria/test_properties.py', 'criteria/test_cont
          'reports/test_titles.py']
 OF_REGISTRIES = ['floors and criteria', 'docs.py', 'one_for_every', 'copied_alone', 'which_samplers', 'name_data_sets',
                  'functions_of']
-
-
-def copied(folder):
-    """A copy of the files of the checkout and its folders of code and pages, compiled too: files may be added."""
-    folder.mkdir(parents=True)
-    for path in ROOT.iterdir():
-        if path.is_file() and path.suffix:                        # not .git of a worktree
-            shutil.copy2(path, folder)
-        elif any(path.glob('*.py')) or any(path.glob('*.sh')) or any(path.glob('*.md')):
-            shutil.copytree(path, folder / path.name)
-    return folder
-
-
-def applied(diff, folder):
-    subprocess.run(['git', 'apply', '-'], input=diff, text=True, cwd=folder, check=True)
 
 
 def with_the_parts_of_the_page(folder):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,10 +24,9 @@ import retrieval
 from records import checkpoint
 from retrieval import export
 from tests.criteria import cases
-from tests.helpers import after_training, folder_of, images_of, manual_seed, sampler_of
+from tests.helpers import ROOT, export_here, folder_of, images_of, manual_seed, sampler_of
 from utilities.mined import Miner
 
-ROOT = Path(__file__).parents[1]
 ENTRIES = ['criterion', 'metrics', 'miner', 'network', 'sampler']
 MINERS = [name for name, module in batch_mining.BATCHMINERS.items() if module]
 load = functools.partial(torch.hub.load, str(ROOT), source='local')
@@ -475,12 +473,7 @@ def test_a_fresh_process_keeps_its_own_packages_and_needs_torch_only(tmp_path):
 def test_a_network_of_an_exported_run(quick, run, tmp_path, monkeypatch):
     assert run(*quick, '--n_epochs', '0') == 0
     folder, (images,) = folder_of(tmp_path), torch.randint(0, 256, (1, 3, 3, 16, 16), dtype=torch.uint8)
-
-    def in_this_process(command, **_):
-        assert command[:2] == [sys.executable, str(ROOT / 'Evaluate_Network.py')]
-        return SimpleNamespace(returncode=after_training(*command[2:]),
-                               stderr='Note: a\nEvaluate_Network.py: error: what it says\n')
-    monkeypatch.setattr(subprocess, 'run', in_this_process)
+    export_here(monkeypatch)
     export.write(configuration.parse(['--evaluate', str(folder)]), folder, tmp_path / 'hub', hub=True)
     found = load('network', tmp_path / 'hub')
     network, _ = retrieval.load(folder, 'cpu')

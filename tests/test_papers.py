@@ -1,7 +1,6 @@
 """The published recipes of configs/papers: they train a tiny network of the same family, and each flag acts."""
 import math
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +11,8 @@ import parts
 from criteria import hier, proxyanchor
 from datasets import transforms
 from datasets.loading import TrainingLoader
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / 'configs' / 'papers').glob('*.yaml'))
 PAGE = (ROOT / 'docs' / 'run_scripts.md').read_text(encoding='utf-8')
 # what makes a step small, where a recipe has the flag

@@ -1,13 +1,18 @@
 """The processes of one run: evaluation is shared, one of them writes and prints, and they end together."""
+import contextlib
 import json
 import os
 import re
 import socket
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+import pytest
+from torch.distributed.elastic import multiprocessing as elastic
 
+from datasets import loading
 from records import lock
 from tests.blank.plots import MAIN
 from tests.conftest import draw_classes
@@ -21,6 +26,7 @@ from tests.helpers import (
     started,
     wait_for,
 )
+from utilities import processes
 
 # Runs of several processes, as main.py --gpu starts them, but forked from one that has imported everything; each run is
 # described by a list: the number of processes, the arguments of main.py, and a statement that process `rank` executes
@@ -239,11 +245,16 @@ def is_running(pid):
     return bool(state) and not state.startswith('Z')
 
 
+def free_port():
+    """A free port below those that the system gives to programs that ask for any: it stays free until it is used."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_768):
+        with contextlib.suppress(OSError), socket.create_server(('127.0.0.1', port)):
+            return port
+
+
 def test_after_the_first_process_was_killed_the_other_ends_with_a_sentence(quick, tmp_path):
     """Both were started by hand, so that the first holds the store by which they speak."""
-    with socket.create_server(('127.0.0.1', 0)) as free:
-        port = str(free.getsockname()[1])
-    address = {'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
+    address = {'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())}
     both = [started(tmp_path / f'printed_{rank}', MAIN, *quick, *FEW, '--n_epochs', '500', RANK=str(rank), **address)
             for rank in range(2)]
     wait_for(rows_written(folder_of(tmp_path), 2), 600)
@@ -256,9 +267,7 @@ def test_after_the_first_process_was_killed_the_other_ends_with_a_sentence(quick
 
 def test_torchruns_on_two_machines_train_one_run(quick, tmp_path):
     """Both machines are this one; the run has the bits of two processes that main.py starts."""
-    with socket.create_server(('localhost', 0)) as free:
-        port = free.getsockname()[1]
-    flags = ['--nnodes=2', '--nproc_per_node=1', '--rdzv_backend=c10d', f'--rdzv_endpoint=localhost:{port}',
+    flags = ['--nnodes=2', '--nproc_per_node=1', '--rdzv_backend=c10d', f'--rdzv_endpoint=localhost:{free_port()}',
              '--rdzv_id=meet']
     arguments = [*quick, *FEW, '--n_epochs', '1']
     both = [started(tmp_path / name, ROOT / 'tests' / 'torchrun.py', *flags, 'main.py', *arguments, '--auto_resume')
@@ -266,6 +275,26 @@ def test_torchruns_on_two_machines_train_one_run(quick, tmp_path):
     assert [torchrun.wait(1200) for torchrun in both] == [0, 0], (tmp_path / 'first').read_text()
     assert runs(tmp_path, (2, [*arguments, '--group', 'whole']))[0] == [0]
     assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path))
+
+
+def test_the_processes_of_a_run_divide_the_cores(opt, monkeypatch):
+    start = mock.Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(elastic, 'start_processes', start)
+    monkeypatch.setattr(processes.logging, 'disable', lambda: None)
+    monkeypatch.setenv('TORCHELASTIC_SIGNALS_TO_HANDLE', '')                                 # which start() sets
+    monkeypatch.setattr(processes, 'n_cores', lambda: 16)
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    for n, threads, workers in ((1, '16', 6), (3, '5', 5), (32, '1', 1)):
+        with pytest.raises(KeyboardInterrupt):
+            processes.start(n, ['main.py'], {})
+        variables = start.call_args.args[3]
+        assert [variables[number]['OMP_NUM_THREADS'] for number in range(n)] == [threads] * n
+        monkeypatch.setattr(processes, 'local_count', lambda n=n: n)
+        assert loading.workers(opt(kernels=6)) == workers and loading.workers(opt(kernels=0)) == 0
+    monkeypatch.setenv('OMP_NUM_THREADS', '2')                                               # a user's own
+    with pytest.raises(KeyboardInterrupt):
+        processes.start(3, ['main.py'], {})
+    assert start.call_args.args[3][0]['OMP_NUM_THREADS'] == '2'
 
 
 def test_without_the_variables_of_torchrun_a_sentence_says_what_to_do(quick, run, monkeypatch, capsys):

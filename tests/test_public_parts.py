@@ -2,7 +2,6 @@
 import importlib
 import itertools
 import re
-import shutil
 import subprocess
 import sys
 import uuid
@@ -16,7 +15,7 @@ import batch_mining
 import batchminer
 import criteria
 import datasampler
-from tests.helpers import GPU, ROOT, images_of
+from tests.helpers import GPU, copied, images_of
 from utilities.errors import UserError
 
 BATCH = torch.nn.functional.normalize(torch.randn(12, 8, generator=torch.Generator().manual_seed(0)), dim=1)
@@ -280,7 +279,7 @@ def test_a_criterion_may_select_a_miner_by_its_name(opt):
     ('batch_mining', 'distance', f'import batchminer\n{MINER}'), ('criteria', 'triplet', TRIPLES)])
 def test_a_file_under_the_name_of_one_of_this_program_is_refused(folder, name, text, tmp_path):
     """In a copy of the code, as after `cp`."""
-    shutil.copytree(ROOT, tmp_path / 'code', ignore=shutil.ignore_patterns('.*', 'tests', 'docs', 'Training_Results'))
+    copied(tmp_path / 'code')
     (tmp_path / 'code' / folder / f'{name}.py').write_text(text.replace('{convert}', 'labels'))
     done = subprocess.run([sys.executable, 'main.py', '--n_epochs', '1'], cwd=tmp_path / 'code', capture_output=True,
                           text=True)

@@ -1,7 +1,5 @@
 """Rectangular input and the whole image: --input_size H W, --eval_fit, --augmentation reid."""
 import json
-import subprocess
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ import Retrieve_Images
 import tests.test_docs
 from datasets import decoding, transforms
 from records import run_folder
-from tests.helpers import after_training, folder_of, rows_of
+from tests.helpers import after_training, export_here, folder_of, rows_of
 from utilities.errors import UserError
 
 MEAN = (124, 116, 104)
@@ -153,8 +151,7 @@ def test_a_run_and_its_network_elsewhere(people, quick, run, tmp_path, monkeypat
     with torch.no_grad(), pytest.raises(UserError, match=r'expected RGB images \[B, 3, 48, 32\]'):
         network(images[..., :31])
 
-    monkeypatch.setattr(subprocess, 'run', lambda command, **_: SimpleNamespace(
-        returncode=after_training(*command[2:])))
+    export_here(monkeypatch)
     hub = hubconf.network(folder)
     assert hub.description['input'] == 'uint8 RGB [B, 3, 48, 32]'
     torch.testing.assert_close(hub((images * 255).round().to(torch.uint8)), expected, rtol=0, atol=1e-5)

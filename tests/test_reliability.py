@@ -288,16 +288,17 @@ def test_temporary_files_of_a_killed_process_are_removed(half, resume):
 # Signals
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_a_run_with_data_workers_which_then_ends_as_undisturbed(number, quick, trained, tmp_path):
+def test_a_signal_stops_a_run_with_data_workers_which_then_ends_as_undisturbed(number, quick, run, tmp_path):
     folder, log = folder_of(tmp_path), tmp_path / 'log.txt'
-    process = started(log, MAIN, *quick, *FEW, '--kernels', '2')
+    process = started(log, MAIN, *quick, *FEW, '--kernels', '2', '--n_epochs', '500')
     wait_for(folder.exists)                                         # main.py has begun to listen
     time.sleep(random.Random(int(number)).uniform(0, .3))
-    if process.poll() is None:
-        os.kill(process.pid, number)
-    assert process.wait(60) in (130, 0)
-    assert started(log, MAIN, '--resume', folder).wait(120) == 0
-    assert_same_end(trained['whole'], folder)
+    os.kill(process.pid, number)
+    assert process.wait(60) == 130
+    n_epochs = max(2, reading.last_epoch(folder) + 1)
+    assert started(log, MAIN, '--resume', folder, '--n_epochs', str(n_epochs)).wait(120) == 0
+    assert run(*quick, *FEW, '--group', 'whole', '--n_epochs', n_epochs) == 0
+    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)
     assert 'Traceback' not in log.read_text() and not list(folder.rglob('.*'))
 
 

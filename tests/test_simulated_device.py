@@ -25,7 +25,7 @@ from records import checkpoint
 from records.state import State
 from retrieval import loading
 from tests import shared_batches
-from tests.helpers import ROOT, Holder, folder_of, hand_over, rows_of
+from tests.helpers import ROOT, Holder, folder_of, hand_over, metric_names, rows_of
 from tests.shared_batches import TRAINED, train
 from utilities import device
 from utilities.randomness import preserved, seeded
@@ -88,11 +88,6 @@ def test_a_step_in_half_precision(flags):
     assert result['logs'][0].get('train_skipped_steps') == (1 if 'float16' in flags.split() else None)
 
 
-ARGUMENTS = {int: ['@2'], float: ['@0.1'], None: ['']}
-METRICS = [f'{name}{argument}' for name, metric in evaluation.METRICS.items()
-           for argument in ARGUMENTS.get(metric.argument) or [f'@{word}' for word in metric.argument]]
-
-
 @pytest.mark.parametrize('own', [False, True], ids=['by distance', 'by scores of a criterion'])
 def test_every_metric_is_that_of_the_cpu(own, monkeypatch):
     monkeypatch.setattr(clustering, 'faiss_or_none', lambda: None)           # faiss is for the CPU
@@ -100,7 +95,7 @@ def test_every_metric_is_that_of_the_cpu(own, monkeypatch):
     labels = np.arange(12).repeat(8)
     points = torch.from_numpy(random.standard_normal((12, 6))[labels] + random.standard_normal((96, 6))).float()
     points[[3, 50]] = points[[4, 4]]                                         # ties
-    names = [*METRICS, 'c_recall@1', 'c_map_at_r', 'c_nmi']
+    names = [*metric_names(), 'c_recall@1', 'c_map_at_r', 'c_nmi']
     more = {'levels': labels[:, None] // 3, 'n_bootstrap': 20}
     if own:
         more['ranking'] = lambda embeddings: (embeddings, embeddings.roll(1, 1))

@@ -6,16 +6,14 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from datasets import glyphs
-from tests.helpers import FROM_COPY, executed, folder_of
+from tests.helpers import FROM_COPY, ROOT, executed, folder_of
 from utilities import plotting
 from utilities.errors import UserError
 
-ROOT = Path(__file__).parents[1]
 SELF_CONTAINED = ('criteria', 'batch_mining', 'datasampler')     # files of these folders import torch alone, except
 SHARED = ('__init__', 'wrapping', 'storage')
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask', 'matplotlib',

@@ -15,12 +15,9 @@ import torchvision
 import architectures
 from architectures import conv4
 from architectures.embedding_network import Backbone
+from tests.helpers import random_network as select
 from tests.helpers import with_blocks
 from utilities.errors import UserError
-
-
-def select(opt, arch, **flags):
-    return architectures.select(opt(arch=arch, not_pretrained=True, **flags))
 
 
 @pytest.mark.parametrize('arch, size, n_features, side', [
@@ -40,7 +37,8 @@ def test_each_gives_embeddings_and_pooled_features(arch, size, n_features, side,
 
 def test_feature_maps_and_their_double_pooling(opt):
     """With them, nothing else changes."""
-    model, double = (select(opt, f'torchvision:resnet18{suffix}', embed_dim=7).eval() for suffix in ('', '_double'))
+    model, double = (select(opt, f'torchvision:resnet18{suffix}', embed_dim=7).eval()
+                     for suffix in ('', '_double'))
     assert double.f_embed.in_features == 512
     images = torch.rand(2, 3, 64, 64)
     plain, (embeddings, features, maps) = model(images), model(images, with_maps=True)

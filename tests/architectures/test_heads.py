@@ -12,11 +12,8 @@ import criteria
 import optimization
 from architectures import embedding_layer, pooling
 from tests.helpers import after_training, assert_same_end, folder_of, rows_of
+from tests.helpers import random_network as select
 from utilities.errors import UserError
-
-
-def select(opt, arch, **flags):
-    return architectures.select(opt(arch=arch, not_pretrained=True, **flags))
 
 
 def narrow(monkeypatch, **sizes):

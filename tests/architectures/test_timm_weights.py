@@ -2,7 +2,6 @@
 import functools
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +9,11 @@ import torch
 import architectures
 import configuration
 from architectures import weights
-from tests.helpers import folder_of, rows_of
+from tests.helpers import ROOT, folder_of, rows_of
 from utilities.errors import UserError
 
 timm = pytest.importorskip('timm')
-RECIPES = sorted((Path(__file__).parents[2] / 'configs' / 'backbones').glob('*.yaml'))
+RECIPES = sorted((ROOT / 'configs' / 'backbones').glob('*.yaml'))
 
 
 @pytest.fixture(scope='module')

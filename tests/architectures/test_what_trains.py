@@ -12,13 +12,10 @@ import optimization
 from architectures import depth, low_rank
 from records import checkpoint
 from tests.helpers import assert_resumes_exactly, folder_of, printed_metrics, rows_of
+from tests.helpers import random_network as select
 from utilities.errors import UserError
 
 VIT = 'timm:vit_tiny_patch16_224'
-
-
-def select(opt, arch, **flags):
-    return architectures.select(opt(arch=arch, not_pretrained=True, **flags))
 
 
 def vit(opt, **flags):

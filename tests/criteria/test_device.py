@@ -1,6 +1,5 @@
 """What the losses make the host wait for, on fake tensors of a GPU; and, where there is one, on the GPU."""
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from benchmarks.gpu import synchronisations
 from records.trace import Trace
 from tests import host_waits
 from tests.criteria import cases
+from tests.helpers import ROOT
 from tests.host_waits import CONVERSION, COPY, LOSSES, LOSSES_OF_MASKS, MINERS, NUMBER, SHAPE
 
 N_CLASSES = 5
@@ -114,7 +114,7 @@ def test_a_trace_waits_once_for_each_name_in_50_steps(opt):
 def test_the_lists_have_names_of_the_registry_and_are_those_of_the_documentation():
     assert {*LOSSES, *LOSSES_OF_MASKS} <= {*criteria.CRITERIA}
     assert all(map(cases.takes_masks, LOSSES_OF_MASKS))
-    page = (Path(__file__).parents[2] / 'docs' / 'development.md').read_text()
+    page = (ROOT / 'docs' / 'development.md').read_text()
     section = re.search(r'## What a training step waits for\n(.*?)\n## ', page, re.DOTALL)[1]
     assert {*re.findall(r'`(\w+)`', ' '.join(line.split('|')[1] for line in section.split('\n') if line[:3] == '| `'))
             } == {*MINERS, *LOSSES, *LOSSES_OF_MASKS}

@@ -1,12 +1,11 @@
 """docs/losses.md names every loss, with its source, miners and flags."""
 import re
-from pathlib import Path
 
 import parameters
 from flags import command_line, method_flags
 from tests.criteria.cases import PUBLISHED
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / 'docs' / 'losses.md').read_text()
 ROWS = {row.split(' | ')[0].removeprefix('| '): row for row in TEXT.partition('## Where public')[0].splitlines()
         if row.startswith('| ')}

@@ -87,7 +87,7 @@ def test_of_two_processes_one_downloads(server, monkeypatch, tmp_path, capfd):
     waits = fork.Event()
 
     def slowly(url, file):
-        waits.wait(2)                                                  # until the other process has begun
+        waits.wait(60)                                                 # until the other process has begun
         start(url, file)
 
     monkeypatch.setattr(download, 'download', slowly)

@@ -49,7 +49,7 @@ def in_roles(case, random):
             ((is_query, in_gallery), (is_query, in_gallery))]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(n=st.integers(2, 30), dim=st.integers(1, 3), n_classes=st.integers(1, 6), n_cameras=st.integers(1, 4),
        seed=st.integers(0, 999), tile=st.integers(1, 9), deviations=st.sampled_from([0, 4]), role=st.integers(0, 2),
        backend=st.sampled_from(EXACT))

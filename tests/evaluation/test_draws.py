@@ -36,7 +36,7 @@ def loop(points, labels, is_query, in_gallery, galleries):
     return np.array(means)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(n=st.integers(2, 30), dim=st.integers(1, 3), n_classes=st.integers(1, 6), seed=st.integers(0, 999),
        size=st.integers(1, 3), role=st.integers(0, 2))
 def test_draws_equal_the_walk_through_each_ranking(n, dim, n_classes, seed, size, role):

@@ -1,8 +1,6 @@
 """evaluation/embedding.py: what is changed there acts wherever a network embeds, and kept features are never stale."""
 import json
 import pickle
-import subprocess
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from torchvision.transforms.v2.functional import hflip, resize
 import configuration
 import evaluation
 import hubconf
-import main
 import parts
 import retrieval
 import Retrieve_Images
@@ -21,7 +18,7 @@ from architectures.embedding_network import EmbeddingNetwork
 from datasets.pipeline import Pipeline
 from evaluation import embedding
 from evaluation.embedding import network_input
-from tests.helpers import after_training, assert_same_end, folder_of, printed_metrics, rows_of
+from tests.helpers import after_training, assert_same_end, export_here, folder_of, printed_metrics, rows_of
 from utilities.errors import UserError
 
 FROZEN = ['--freeze', 'backbone', '--arch', 'conv4_frozen_normalize', '--no_train_metrics', 'false',
@@ -75,8 +72,7 @@ def test_views_act_wherever_a_network_embeds(quick, run, tmp_path, capsys, monke
     distances = torch.cdist(expected[:1], expected[1:])[0].sort().values
     assert [one['distance'] for one in nearest] == pytest.approx(distances[:len(nearest)].tolist(), abs=1e-4)
 
-    monkeypatch.setattr(subprocess, 'run', lambda command, **_: SimpleNamespace(
-        returncode=after_training(*command[2:])))
+    export_here(monkeypatch)
     hub = hubconf.network(folder)
     pixels = (torch.stack([transform(Image.open(path)) for path in paths]) * 255).round().to(torch.uint8)
     torch.testing.assert_close(hub(pixels), expected, rtol=0, atol=1e-5)
@@ -189,18 +185,3 @@ def test_features_take_the_place_of_images_for_their_network_and_its_moving_aver
     with pytest.raises(UserError, match='the pixels of images are needed .* give --keep_features false'):
         network_input(images, opt.device)
     assert pickle.loads(pickle.dumps(train)).features is None                      # as for a data worker
-
-
-def test_images_whose_features_are_kept_are_not_read(quick, run, monkeypatch):
-    """
-    The training images are read once and the test images, too; then one batch of each split and two as in training are
-    compared. Without keeping, all images in each epoch.
-    """
-    counts, loaded = [], main.parts.datasets.ImageSet.batch
-    monkeypatch.setattr(main.parts.datasets.ImageSet, 'batch', lambda images, items: (
-        counts.append(len(items)) or loaded(images, items)))
-    assert run(*quick, *FROZEN, '--augmentation', 'none') == 0
-    assert sum(counts) == 36 + 36 + 4 * 12
-    counts.clear()
-    assert run(*quick, *FROZEN, '--augmentation', 'none', *WITHOUT_KEPT) == 0
-    assert sum(counts) == 3 * (36 + 36) + 2 * 3 * 12

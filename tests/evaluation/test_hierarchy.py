@@ -38,7 +38,7 @@ def brute_force(points, labels, levels, is_query):
     return {name: np.mean(values) if values else math.nan for name, values in found.items()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=cases(), n_levels=st.integers(0, 3), seed=st.integers(0, 99), chunk=st.sampled_from([1, 60, 1 << 20]))
 def test_metrics_of_levels_equal_brute_force(case, n_levels, seed, chunk):
     points, labels, is_query = case
@@ -61,7 +61,7 @@ def test_the_query_does_not_count_at_its_level():
     assert hierarchy.h_ap(np.array([[1, 2, 3]]), np.array([[1, 2, 1]], np.uint8), 2) == pytest.approx([0.75])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(case=cases())
 def test_with_one_level_h_ap_is_the_average_precision(case):
     points, labels, is_query = case

@@ -16,7 +16,7 @@ from evaluation.ranking import counting, neighbours, ranks, sorting
 from evaluation.ranking.nearest import nearest
 from records import checkpoint, columns, reading
 from reports import selection
-from tests.helpers import ROOT, folder_of, rows_of
+from tests.helpers import ROOT, folder_of, metric_names, rows_of
 from utilities.errors import UserError
 
 RETRIEVAL = ['e_recall@1', 'e_recall@2', 'e_recall@7', 'e_recall@1000', 'precision_at_1', 'r_precision', 'map_at_r',
@@ -81,7 +81,7 @@ def small_tiles(patch, tile, deviations, sample):
     patch.setattr(sorting, 'CHUNK', 40 * tile)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(case=cases(), tile=st.integers(1, 9), backend=st.sampled_from(['auto', *EXACT]),
        deviations=st.sampled_from([0, 4]), sample=st.sampled_from([1, 4, 9, 99]), seed=st.none() | st.integers(0, 99))
 def test_retrieval_metrics_equal_brute_force(case, tile, backend, deviations, sample, seed):
@@ -229,7 +229,7 @@ def pairs(groups):
     return {(i, j) for i in range(len(groups)) for j in range(i) if groups[i] == groups[j]}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(n=st.integers(2, 30), seed=st.integers(0, 10 ** 6))
 def test_f1_equals_its_definition(n, seed):
     random = np.random.default_rng(seed)
@@ -245,7 +245,7 @@ def test_f1_equals_its_definition(n, seed):
         assert math.isnan(clustering.f1(table))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(n=st.integers(1, 60), n_classes=st.integers(1, 9), n_clusters=st.integers(1, 60), seed=st.integers(0, 10 ** 6))
 def test_nmi_and_ami_equal_scikit_learns(n, n_classes, n_clusters, seed):
     from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
@@ -396,10 +396,8 @@ def test_the_metric_of_the_documentation_selects_by_its_lowest_value(quick, run,
 
 
 def test_every_metric_of_the_registry_is_computed(opt):
-    arguments = {int: '@1', float: '@.1', None: ''}
-    names = [name + (f'@{metric.argument[0]}' if isinstance(metric.argument, tuple) else arguments[metric.argument])
-             for name, metric in evaluation.METRICS.items()]
-    points = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+    names = metric_names()
+    points = torch.randn(30, 16, generator=torch.Generator().manual_seed(0))
     values = evaluation.compute(names, points, np.arange(30) % 5)
     assert list(values) == names and all(math.isfinite(value) for value in values.values())
     assert set(evaluation.compute(opt().evaluation_metrics, points, np.arange(30) % 5)) == set(opt().evaluation_metrics)

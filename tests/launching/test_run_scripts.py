@@ -3,15 +3,14 @@ import os
 import re
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
 
 import Launch_Runs
 import Result_Evaluations
 from launching import script
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parents[2]
 RUN_SCRIPTS = ROOT / 'run_scripts'
 SCRIPTS = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob('*_Runs.sh'), *ROOT.glob('*/*_Runs.sh'),
                                                             RUN_SCRIPTS / 'First_Results.sh'])

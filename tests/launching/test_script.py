@@ -3,16 +3,13 @@ import os
 import random
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
 import Launch_Runs
 from launching import script
-from tests.helpers import started
+from tests.helpers import ROOT, started
 from utilities.errors import UserError
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_arguments_of_a_script_come_from_the_environment(tmp_path, monkeypatch):

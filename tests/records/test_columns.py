@@ -7,11 +7,7 @@ import pytest
 import evaluation
 from records import columns
 from records.columns import LEVELS, LOSS, SPLITS, Column
-
-ARGUMENTS = {None: [''], int: [1, 10], float: [0.01, 0.001]}
-METRICS = ['c_recall@1', 'c_nmi', *(f'{name}@{argument}' if argument else name
-                                    for name, metric in evaluation.METRICS.items()
-                                    for argument in ARGUMENTS.get(metric.argument, metric.argument))]
+from tests.helpers import metric_names
 
 
 def test_the_examples_in_the_docstrings():
@@ -19,7 +15,7 @@ def test_the_examples_in_the_docstrings():
     assert examples.attempted and not examples.failed
 
 
-@pytest.mark.parametrize('metric', METRICS)
+@pytest.mark.parametrize('metric', ['c_recall@1', 'c_nmi', *metric_names()])
 def test_every_column_there_and_back(metric):
     evaluation.parse(metric)                                       # else the list above is wrong
     for split, level in itertools.product(SPLITS, LEVELS):

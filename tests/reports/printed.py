@@ -1,21 +1,20 @@
 """Reads what is recorded and what is printed."""
-import csv
 import shutil
 import statistics
 import subprocess
 
 import pytest
 
+from tests.helpers import csv_rows, table_rows
+
 
 def column_of(folder, name):
-    with open(folder / 'log.csv', newline='') as file:
-        return [float(row[name]) for row in csv.DictReader(file)]
+    return [float(row[name]) for row in csv_rows(folder / 'log.csv')]
 
 
 def cells(text):
     """A Markdown table -> {method: [cell, ...]}"""
-    rows = [[cell.strip() for cell in line.strip('|').split('|')] for line in text.splitlines() if line.startswith('|')]
-    return {row[0]: row[1:] for row in rows[2:]}
+    return {row[0]: row[1:] for row in table_rows(text)}
 
 
 def cells_on(dataset, text):

@@ -1,5 +1,4 @@
 """Evaluate_Ensemble.py: scores against main.py and a brute force, records, restarts, refusals, intervals and tests."""
-import csv
 import itertools
 import shutil
 import sqlite3
@@ -18,7 +17,7 @@ from records import checkpoint, run_folder
 from reports import ensembles
 from reports.significance import t_interval
 from tests.conftest import draw_classes
-from tests.helpers import after_training, printed_metrics
+from tests.helpers import after_training, csv_rows, printed_metrics
 
 METRICS = ('precision_at_1', 'r_precision', 'map_at_r')
 LOSSES = {'A': ['--loss', 'multisimilarity'], 'B': ['--loss', 'contrastive', '--batch_mining', 'random']}
@@ -61,11 +60,6 @@ def evaluate(tmp_path, capsys):
     return call
 
 
-def rows_of(file):
-    with open(file, newline='') as opened:
-        return list(csv.DictReader(opened))
-
-
 def embedded(run, split, tmp_path):
     """(embeddings, labels), by path, of the best network by validation, as main.py --embed writes them."""
     file = tmp_path / 'embedded.npz'
@@ -104,20 +98,20 @@ def test_scores_equal_main_py_and_a_brute_force(runs, evaluate, tmp_path, capsys
                                 tmp_path / 't.csv', '--markdown', tmp_path / 't.md')
     assert code == 0, error
     for method in LOSSES:                                # the validation scores: over folds, then over seeds
-        best = [[max(float(row['val_map_at_r']) for row in rows_of(runs[method, fold, seed] / 'log.csv'))
+        best = [[max(float(row['val_map_at_r']) for row in csv_rows(runs[method, fold, seed] / 'log.csv'))
                  for fold in (0, 1)] for seed in (0, 1)]
         mean, half = t_interval(100 * np.mean(best, axis=1))
         assert f'| folder | {method} | {mean:.2f} ± {half:.2f} |' in out.partition('\n| data set |')[2]
     together = {}
     for method, seed in itertools.product(LOSSES, (0, 1)):
-        log = rows_of(tmp_path / 'E' / 'folder' / f'{method}_ensemble_s{seed}' / 'log.csv')
+        log = csv_rows(tmp_path / 'E' / 'folder' / f'{method}_ensemble_s{seed}' / 'log.csv')
         for metric in METRICS:
             together.setdefault((method, metric), []).append(100 * float(log[-1][f'test_{metric}']))
     for method, seed in (('A', 0), ('B', 1)):
         members = [runs[method, fold, seed] for fold in (0, 1)]
         folder = tmp_path / 'E' / 'folder' / f'{method}_ensemble_s{seed}'
-        log = {(row['form'], row['trained_status']): row for row in rows_of(folder / 'log.csv')}
-        folds = [row for row in rows_of(folder / 'folds.csv') if row['trained_status'] == 'trained']
+        log = {(row['form'], row['trained_status']): row for row in csv_rows(folder / 'log.csv')}
+        folds = [row for row in csv_rows(folder / 'folds.csv') if row['trained_status'] == 'trained']
         capsys.readouterr()
         for run, row in zip(members, folds, strict=True):
             best = run / 'checkpoint_val_map_at_r.pt'
@@ -138,12 +132,12 @@ def test_scores_equal_main_py_and_a_brute_force(runs, evaluate, tmp_path, capsys
         assert [log[form, 'trained']['dim'] for form in ('separated', 'concatenated')] == ['8', '16']
         assert log['concatenated', 'untrained_trunk']['dim'] == '128'
         for run in members:
-            assert rows_of(run / 'log.csv')[0]['test_map_at_r'] == log['separated', 'untrained_trunk_and_embedder'][
+            assert csv_rows(run / 'log.csv')[0]['test_map_at_r'] == log['separated', 'untrained_trunk_and_embedder'][
                 'test_map_at_r']
         database = sqlite3.connect(folder / 'records.sqlite')
         for table in ('log', 'folds'):
             stored = database.execute(f'SELECT test_map_at_r FROM {table}').fetchall()
-            assert [value for value, in stored] == [float(row['test_map_at_r']) for row in rows_of(
+            assert [value for value, in stored] == [float(row['test_map_at_r']) for row in csv_rows(
                 folder / f'{table}.csv')]
         settings = yaml.safe_load((folder / 'ensemble.yaml').read_text())
         assert settings['n_folds_of'] == '2/2' and settings['flags']['loss'] == LOSSES[method][1]
@@ -159,7 +153,7 @@ def test_scores_equal_main_py_and_a_brute_force(runs, evaluate, tmp_path, capsys
             assert cell == f'{mean:.2f} ± {half:.2f}'
     latex = (tmp_path / 't.tex').read_text()
     assert '\\multicolumn{3}{c}{Concatenated (16-dim)} & \\multicolumn{3}{c}{Separated (8-dim)}' in latex
-    assert (tmp_path / 't.md').read_text() in out and len(rows_of(tmp_path / 't.csv')) == 24
+    assert (tmp_path / 't.md').read_text() in out and len(csv_rows(tmp_path / 't.csv')) == 24
 
 
 def test_each_network_has_the_same_weight():
@@ -179,7 +173,7 @@ def test_principal_components_are_those_of_the_development_images(runs, evaluate
     assert len(development) == 30
     directions = np.linalg.svd(development - development.mean(axis=0), full_matrices=False)[2][:3]
     test = (np.hstack([unit(part) for part, _ in tests]) - development.mean(axis=0)) @ directions.T
-    log = {row['form']: row for row in rows_of(tmp_path / 'E' / 'folder' / 'A_ensemble_s1' / 'log.csv')}
+    log = {row['form']: row for row in csv_rows(tmp_path / 'E' / 'folder' / 'A_ensemble_s1' / 'log.csv')}
     for metric, (low, high) in brute_force(unit(test), tests[0][1]).items():
         assert low - 1e-6 <= float(log['concatenated'][f'test_{metric}']) <= high + 1e-6
     assert log['concatenated']['dim'] == log['separated']['dim'] == '3'
@@ -242,9 +236,9 @@ def test_untrained_networks_are_those_that_the_runs_began_with(flags, data, runs
     other = tmp_path / 'folder' / 'C_fold0_s0'
     assert evaluate(runs['A', 0, 0], other, '--untrained')[0] == 0
     for run, name in (runs['A', 0, 0], 'A'), (other, 'C'):
-        log = {(row['form'], row['trained_status']): row for row in rows_of(
+        log = {(row['form'], row['trained_status']): row for row in csv_rows(
             tmp_path / 'E' / 'folder' / f'{name}_ensemble_s0' / 'log.csv')}
-        assert log['separated', 'untrained_trunk_and_embedder']['test_map_at_r'] == rows_of(run / 'log.csv')[0][
+        assert log['separated', 'untrained_trunk_and_embedder']['test_map_at_r'] == csv_rows(run / 'log.csv')[0][
             'test_map_at_r']
 
 
@@ -253,7 +247,7 @@ def test_missing_folds_and_seeds_are_named(runs, evaluate, tmp_path):
     code, out, _ = evaluate(*some)
     assert code == 0 and '- A, seed 0: 1 of 2 folds' in out and '(n = 1)' in out and '‡' in out
     assert 'Concatenated (8/16-dim)' in out
-    row, *_ = rows_of(tmp_path / 'E' / 'folder' / 'A_ensemble_s0' / 'log.csv')
+    row, *_ = csv_rows(tmp_path / 'E' / 'folder' / 'A_ensemble_s0' / 'log.csv')
     assert row['n_folds_of'] == '1/2' and row['sem_test_map_at_r'] == ''
 
 

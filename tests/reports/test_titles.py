@@ -8,6 +8,7 @@ import evaluation
 from evaluation import titles
 from records.columns import LEVELS, SPLITS, Column
 from reports import differences, naming, tables
+from tests.helpers import metric_names
 from utilities import text_tables
 
 
@@ -17,11 +18,9 @@ def test_the_examples_in_the_docstrings():
         assert examples.attempted and not examples.failed
 
 
-@pytest.mark.parametrize('name', evaluation.METRICS)
-def test_columns_have_the_facts_of_their_metric(name):
-    argument = evaluation.METRICS[name].argument
-    after_at = {None: '', int: '@1', float: '@0.01'}
-    metric = name + (after_at[argument] if argument in after_at else f'@{argument[0]}')
+@pytest.mark.parametrize('metric', metric_names())
+def test_columns_have_the_facts_of_their_metric(metric):
+    name = metric.partition('@')[0]
     columns = [Column(split, metric, level).name for split in SPLITS for level in LEVELS]
     assert {titles.is_fraction(column) for column in columns} == {evaluation.METRICS[name].is_fraction}
     assert {titles.can_select(column) for column in columns} == {evaluation.METRICS[name].selects}

@@ -59,7 +59,7 @@ def brute_force(found, threshold):
     return values | {'os_gm': (values['os_baks'] * values['os_baus']) ** .5}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.booleans(), st.integers(0, 5)), min_size=1,
                 max_size=60), st.integers(0, 12))
 def test_metrics_equal_loops_with_ties_single_images_and_empty_groups(queries, threshold):

@@ -1,5 +1,4 @@
 """Retrieve_Images.py suspects: planted faults are found, and the scores are those of a brute-force computation."""
-import csv
 import shutil
 
 import numpy as np
@@ -9,7 +8,7 @@ from PIL import Image
 
 import Retrieve_Images
 from retrieval import suspects
-from tests.helpers import folder_of
+from tests.helpers import csv_rows, folder_of
 
 
 def clusters(n_classes=10, n_images=20, dim=32, seed=0):
@@ -101,11 +100,6 @@ def test_few_or_equal_images(labels, spread):
         assert np.isfinite(suspect.score)
 
 
-def rows_of(file):
-    with open(file, newline='') as opened:
-        return list(csv.DictReader(opened))
-
-
 def test_the_command_writes_a_list_and_a_contact_sheet(quick, run, tmp_path, capsys, inspected):
     photos, random = tmp_path / 'images', np.random.default_rng(0)
     for c, colour in enumerate(random.uniform(40, 215, (8, 3))):
@@ -122,7 +116,7 @@ def test_the_command_writes_a_list_and_a_contact_sheet(quick, run, tmp_path, cap
     flags = ['--eval_features', '--eval_normalize', '--no_train_metrics', 'false']
     capsys.readouterr()
     assert Retrieve_Images.main(['suspects', str(trained), '--out', str(out), *flags]) == 0
-    copy, first, *rows = rows_of(out)
+    copy, first, *rows = csv_rows(out)
     assert (copy['kind'], copy['label'], copy['suggested_label'], copy['note']) == ('label', 'class_06', 'class_03', '')
     assert list(first) == ['kind', 'path', 'label', 'suggested_label', 'score', 'neighbour', 'note']
     assert (first['kind'], first['path'], first['label']) == ('label', str(moved), 'class_00')

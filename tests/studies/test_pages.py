@@ -1,14 +1,12 @@
 """The marked places of the pages."""
 import re
-from pathlib import Path
 
 import pytest
 
 from studies import __main__ as program
 from studies import pages
+from tests.helpers import ROOT
 from utilities.errors import UserError
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_tables_of_the_pages_are_those_of_the_committed_rows(tmp_path, capsys):

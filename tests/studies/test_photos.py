@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 
 from studies import estimates, photos
+from tests.helpers import csv_rows
 from utilities.errors import UserError
 
 LEVELS = {'Untrained': 9, 'Contrastive': 16, 'Triplet_Distance': 16.2, 'Triplet_Random': 13, 'Margin': 16,
@@ -52,8 +53,7 @@ def found(rows):
 @pytest.fixture(scope='module')
 def values(rows):
     """{setting: points of its seeds at the last epoch}, read from the file."""
-    with open(rows / 'photos.csv', newline='') as opened:
-        last = [line for line in csv.DictReader(opened) if line['epoch'] == '15']
+    last = [line for line in csv_rows(rows / 'photos.csv') if line['epoch'] == '15']
     return {setting: [100 * float(line['test_map_at_r']) for line in last if line['group'] == f'Photos_birds_{setting}']
             for setting in LEVELS}
 
@@ -108,8 +108,7 @@ def test_an_effect_its_interval_and_answer(found, values):
 
 
 def test_what_is_lost_by_choosing_epochs_on_validation_classes(found, rows):
-    with open(rows / 'photos.csv', newline='') as opened:
-        lines = [line for line in csv.DictReader(opened) if line['group'].endswith('_MS')]
+    lines = [line for line in csv_rows(rows / 'photos.csv') if line['group'].endswith('_MS')]
     expected = []
     for seed in '23':
         epochs = [line for line in lines if line['seed'] == seed]

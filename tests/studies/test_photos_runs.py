@@ -2,7 +2,6 @@
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -11,14 +10,13 @@ import configuration
 import Hyperparameter_Search
 import parameters
 from flags import command_line
+from tests.helpers import ROOT
 from tuning import ranges
 from tuning.search import DEFAULTS
 
-CODE = Path(__file__).parents[2]
-
 
 def lines(rows, script='Photos_Runs', **environment):
-    done = subprocess.run([f'studies/{script}.sh', '--list'], cwd=CODE, capture_output=True, text=True, check=True,
+    done = subprocess.run([f'studies/{script}.sh', '--list'], cwd=ROOT, capture_output=True, text=True, check=True,
                           env=os.environ | {'DATA': 'photos', 'ROWS': str(rows)} | environment)
     return [line.split()[2:] for line in done.stdout.splitlines()], done.stderr
 
@@ -49,8 +47,8 @@ def test_runs_with_rows_are_left_out(tmp_path):
 
 def test_frozen_runs_of_every_loss_with_and_without_the_setting_of_its_search(tmp_path):
     code = tmp_path / 'code'
-    shutil.copytree(CODE / 'studies', code / 'studies')
-    shutil.copytree(CODE / 'run_scripts', code / 'run_scripts')
+    shutil.copytree(ROOT / 'studies', code / 'studies')
+    shutil.copytree(ROOT / 'run_scripts', code / 'run_scripts')
     (code / 'studies' / 'settings').mkdir(exist_ok=True)
     (code / 'studies' / 'settings' / 'frozen.txt').write_text('cars MS --loss_multisimilarity_thresh=0.7 --lr=0.0003\n')
     commands = {}
@@ -61,7 +59,7 @@ def test_frozen_runs_of_every_loss_with_and_without_the_setting_of_its_search(tm
     groups = {name(line)[0]: line for line in commands['Frozen_Runs']}
     settings = {data: {group.removeprefix(f'Frozen_{data}_') for group in groups if f'_{data}_' in group}
                 for data in ('birds', 'cars')}
-    registered = yaml.safe_load((CODE / 'studies' / 'photos.yaml').read_text())
+    registered = yaml.safe_load((ROOT / 'studies' / 'photos.yaml').read_text())
     six = {f'{loss}_512' for loss in ('Contrastive', 'Triplet', 'Margin', 'MS', 'ProxyAnchor', 'ArcFace')}
     assert settings['birds'] == {*registered['losses'], *six}
     assert settings['cars'] == {*registered['losses'], *six, 'MS_Tuned'}
@@ -88,7 +86,7 @@ def test_searches_tune_flags_of_their_loss_within_its_limits(tmp_path):
 
 @pytest.mark.parametrize('kind', ['one', 'other', 'spread', 'selection', 'setting', 'correlation'])
 def test_questions_ask_for_settings_of_the_script(tmp_path, kind):
-    registered = yaml.safe_load((CODE / 'studies' / 'photos.yaml').read_text())
+    registered = yaml.safe_load((ROOT / 'studies' / 'photos.yaml').read_text())
     groups = {name(line)[0] for script in ('Photos_Runs', 'Frozen_Runs') for line in lines(tmp_path, script)[0]}
     asked = [f'{script}_{data}_{setting}' for script, part in (('Photos', 'finetuned'), ('Frozen', 'frozen'))
              for question in registered[part] for data in question.get('sets', registered['sets'])

@@ -4,7 +4,6 @@ A stub of main.py, which a search runs in its place, and what the tests of searc
 with_stub(folder) makes the runs of searches in this process those of the stub in `folder`; processes() starts searches
 with it as processes of their own.
 """
-import csv
 import json
 import sqlite3
 from collections import Counter
@@ -14,7 +13,7 @@ from sqlalchemy import Engine, event
 
 from launching import process
 from tests import forks
-from tests.helpers import executing
+from tests.helpers import csv_rows, executing
 
 # Takes the place of main.py where only the search is tested: the score of an epoch is a function of the flags.
 STUB = '''
@@ -96,8 +95,7 @@ def study_of(folder):
 
 
 def table_of(folder):
-    with open(folder / 'study' / 'trials.csv', newline='') as file:
-        return list(csv.DictReader(file))
+    return csv_rows(folder / 'study' / 'trials.csv')
 
 
 def started(folder):

@@ -1,13 +1,12 @@
 """utilities/device.py: freed memory is reused."""
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.helpers import ROOT
 from utilities import device
 
-ROOT = Path(__file__).parents[2]
 # prints the page faults of ten blocks of 32 MB, one after the other
 SCRIPT = '''
 import resource, sys

@@ -1,9 +1,11 @@
 """The ground floor: atomic files, generators, traces, records, checkpoints, run folders, backends, devices."""
 import argparse
-import csv
 import math
 import random
+import re
+import shutil
 import sqlite3
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from records import backends, checkpoint, lock, run_folder
 from records.checkpoint import Checkpoint
 from records.trace import Trace
 from records.writing import Records
-from tests.helpers import state_of
+from tests.helpers import csv_rows, state_of
 from utilities import device, files, stopping
 from utilities.errors import RunFailed, UserError, choose
 from utilities.randomness import derive, preserved, seed_everything
@@ -96,11 +98,6 @@ def test_a_trace_sums_up():
 
 # Records
 
-def rows_of(file):
-    with open(file, newline='') as opened:
-        return list(csv.DictReader(opened))
-
-
 def log(records, epoch, recall=.5):
     return records.log(epoch, {'seconds': 1.5} | ({'train_loss': .1, 'lr': .01, 'train_tuples': 7} if epoch else {}),
                        {'test_e_recall@1': recall, 'test_nmi': math.nan, 'test_rho_spectrum@0': np.array([.75, .25])})
@@ -112,11 +109,11 @@ def test_records_are_written_in_every_form(opt, tmp_path, capsys):
         row = log(records, 1, recall=1 / 3)
         records.log(2, {'train_loss': .1, 'lr': .01})                      # an epoch without evaluation
         records.summarise(argparse.Namespace(row=row, best={'test_e_recall@1': row}), finished=True)
-    found = rows_of(tmp_path / 'log.csv')
+    found = csv_rows(tmp_path / 'log.csv')
     assert list(found[0]) == ['epoch', 'train_loss', 'lr', 'seconds', 'test_e_recall@1', 'test_nmi']
     assert (found[0]['train_loss'], float(found[1]['test_e_recall@1']), found[1]['test_nmi']) == ('', 1 / 3, 'nan')
     assert (found[2]['epoch'], found[2]['train_loss'], found[2]['test_e_recall@1']) == ('2', '0.1', '')
-    assert rows_of(tmp_path / 'spectrum.csv')[1] == {'epoch': '1', 'split': 'test', '1': '0.75', '2': '0.25'}
+    assert csv_rows(tmp_path / 'spectrum.csv')[1] == {'epoch': '1', 'split': 'test', '1': '0.75', '2': '0.25'}
     stored = sqlite3.connect(tmp_path / 'records.sqlite')
     assert stored.execute('SELECT epoch, "test_e_recall@1" FROM log').fetchall() == [(0, .5), (1, 1 / 3), (2, None)]
     assert stored.execute('SELECT number, value FROM spectrum WHERE epoch = 1').fetchall() == [(1, .75), (2, .25)]
@@ -217,6 +214,20 @@ def test_a_name_that_another_process_takes_in_between(opt, tmp_path, monkeypatch
 def test_secrets_are_cut_out_of_the_command():
     cut = run_folder.without_secrets(['--bs', '2', '--wandb_key', 'k', '--wandb_key=k', '--lr', '1'], ('wandb_key',))
     assert cut == ['--bs', '2', '--lr', '1']
+
+
+@pytest.mark.skipif(not shutil.which('git'), reason='needs git')
+def test_the_commit_has_a_plus_where_files_differ_from_it(monkeypatch, tmp_path):
+    code = tmp_path / 'code.py'
+    code.write_text('1')
+    for command in ('init -q', 'add code.py', '-c user.name=A -c user.email=a@b commit -q -m first'):
+        subprocess.run(['git', *command.split()], cwd=tmp_path, check=True)
+    monkeypatch.setattr(run_folder, '__file__', str(code))
+    (tmp_path / 'untracked').write_text('')
+    commit = run_folder.git_commit()
+    assert re.fullmatch('[0-9a-f]{40,}', commit)
+    code.write_text('2')
+    assert run_folder.git_commit() == f'{commit}+'
 
 
 def test_outside_a_git_checkout_there_is_no_commit(monkeypatch, tmp_path):
