@@ -66,7 +66,7 @@ def test_one_seed_is_no_answer(tmp_path):
     table = photos.answer_table('finetuned', found['finetuned'])
     line = line_of(table, 'Is ProxyAnchor, the best loss of the pilot, better than MS, the worst?')
     assert line[2] == '+0.0 (no interval)' and line[7] == 'one seed so far'
-    assert photos.short_table(found) == '19 questions have no answer yet, since their runs go on.'
+    assert photos.short_table(found) == 'Still open: 19 of the questions in docs/results.md.'
 
 
 def test_runs_on_other_test_images_have_no_mean(tmp_path):
@@ -165,7 +165,7 @@ def test_tables_say_how_many_seeds_and_which_devices(found):
     short = made['photos in short']
     assert '| Is training (contrastive) better than untrained features? | ' in short and 'not run yet' in short
     assert 'semihard' not in short and 'after equal tuning' not in short and short.endswith(
-        '9 questions have no answer yet, since their runs go on.')
+        'Still open: 9 of the questions in docs/results.md.')
 
 
 def test_the_picture_of_density(found, tmp_path):
