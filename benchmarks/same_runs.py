@@ -135,10 +135,10 @@ def compare(folder, names):
                 if before == after:
                     n_equal += 1
                     continue
-                what = f'{len(before)} rows were recorded, now there are {len(after)}'
-                if len(before) == len(after):
-                    what = sorted({column for a, b in zip(before, after, strict=True)
-                                   for column in a.keys() | b.keys() if a.get(column) != b.get(column)})
+                what = sorted({column for a, b in zip(before, after, strict=False)
+                               for column in a.keys() | b.keys() if a.get(column) != b.get(column)})
+                if len(before) != len(after):
+                    what = f'{len(before)} rows were recorded, now there are {len(after)}'
                 different.append(f'{name}, {kind}: {what}\n{printed[-800:]}')
     print('\n'.join(different))
     print(f'{n_equal} equal, {len(different)} different')

@@ -6,7 +6,7 @@ import time
 from tqdm import tqdm
 
 from launching import plan, process
-from launching.pool import ELSEWHERE, FINISHED, Pool
+from launching.pool import ELSEWHERE, FINISHED, STARTED, Pool
 from utilities import stopping
 
 PATIENCE = 120                                                    # seconds to wait for another process to end
@@ -26,12 +26,11 @@ def launch(runs, slots):
     try:
         while pool.has_runs():
             for run, state in pool.start():
+                bar.update(state not in (STARTED, ELSEWHERE))
                 if state == FINISHED:
                     n_skipped += 1
-                    bar.update()
                 elif isinstance(state, Exception):
                     failed.append(run)
-                    bar.update()
                     bar.write(f'{run.name}: FAILED: {state}')
                 else:
                     bar.write(f'{run.name}: {state}')

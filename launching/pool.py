@@ -44,15 +44,12 @@ class Pool:
             except process.Busy:
                 self.elsewhere.append(run)
                 yield run, ELSEWHERE
-                continue
             except (UserError, OSError) as error:
                 yield run, error
-                continue
-            if started is None:
-                yield run, FINISHED
             else:
-                self.running[started] = run, self.slots.pop()
-                yield run, STARTED
+                if started:
+                    self.running[started] = run, self.slots.pop()
+                yield run, STARTED if started else FINISHED
 
     def collect(self):
         """Frees the slots of the processes that have ended. Yields (run, exit code)."""
