@@ -1,6 +1,11 @@
 """Networks of cross-validation folds, together, on the test classes; tables over seeds. --help is the manual."""
 import sys
 
+from utilities import stopping
+
+if __name__ == '__main__':
+    stopping.require_packages('Evaluate_Ensemble.py')
+
 from flags import command_line
 from utilities.errors import UserError, exit_code
 

@@ -1,9 +1,14 @@
 """Tunes flags of main.py on cross-validation folds of classes, by Optuna. --help is the manual."""
 import sys
 
+from utilities import stopping
+
+if __name__ == '__main__':
+    stopping.require_packages('Hyperparameter_Search.py')
+
 from flags import command_line
 from launching import slots
-from utilities import errors, stopping
+from utilities import errors
 
 
 def build():

@@ -1,9 +1,14 @@
 """Runs the lines of a script of runs in parallel, on this machine or on a SLURM cluster. --help is the manual."""
 import sys
 
+from utilities import stopping
+
+if __name__ == '__main__':
+    stopping.require_packages('Launch_Runs.py')
+
 from flags import command_line
 from launching import script, slots
-from utilities import errors, stopping
+from utilities import errors
 from utilities.errors import UserError
 
 SLURM = 'SLURM (needs submitit)'                                        # the title of the flags of jobs
@@ -33,7 +38,7 @@ def build():
     add('--slurm', action='store_true', help='submit the runs as a job array, and return')
     add('--partition', metavar='P', help='the partition of the cluster')
     add('--time', default='12:00:00', metavar='HH:MM:SS',
-        help='time limit of a job; at the limit, the job is queued again and its run is resumed')
+        help='time limit of a job, as for sbatch; then the job is queued again and resumes its run')
     add('--at_once', type=command_line.POSITIVE_INT, default=64, help='largest number of jobs that run at once')
     add('--cpus', type=command_line.POSITIVE_INT, default=4, help='number of processor cores of each job')
     add('--gpus_per_job', type=command_line.COUNT, default=1,

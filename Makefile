@@ -9,10 +9,11 @@ PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -
 SCRIPT = run_scripts/Comparison_Runs.sh
 BASELINE = Triplet_Random
 
+.DELETE_ON_ERROR:         # a .venv/bin/python whose environment is incomplete
 .PHONY: help demo compare test quick docs regress regress-photos test-gpu test-device test-slurm test-postgres toy clean
 
 help:           ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
 demo: .venv/installed           ## train on letters rendered from fonts for one to three minutes, and show the results
 	$(BIN)/python main.py --dataset glyphs --arch conv4_normalize --not_pretrained --loss multisimilarity \

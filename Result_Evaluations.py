@@ -1,6 +1,11 @@
 """Records of runs, from run folders or W&B -> tables (LaTeX, Markdown, CSV) and figures. --help is the manual."""
 import sys
 
+from utilities import stopping
+
+if __name__ == '__main__':
+    stopping.require_packages('Result_Evaluations.py')
+
 from flags import command_line
 from utilities.errors import UserError, exit_code
 

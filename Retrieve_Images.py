@@ -2,8 +2,13 @@
 import argparse
 import sys
 
+from utilities import stopping
+
+if __name__ == '__main__':
+    stopping.require_packages('Retrieve_Images.py')
+
 from flags import command_line
-from utilities import errors, stopping
+from utilities import errors
 
 
 def add_photos(parser, nargs='+'):

@@ -1,5 +1,6 @@
 """
-Time and memory of every loss, forward and backward on the CPU, and of its counterpart in pytorch-metric-learning.
+Time and memory of the losses in CASES, forward and backward on the CPU, and of their counterparts in
+pytorch-metric-learning.
 
 python -m benchmarks.losses [--losses NAME ...] [--sizes B ...] [--dims D ...]
 python -m benchmarks.losses --classes 100 11318     losses with class weights, for these numbers of classes
@@ -7,8 +8,8 @@ python -m benchmarks.losses --classes 100 11318     losses with class weights, f
 import argparse
 import math
 import os
+import sys
 from dataclasses import dataclass, field
-from importlib.metadata import version
 
 import torch
 from tqdm import tqdm
@@ -18,8 +19,8 @@ import criteria
 import parameters
 from batch_mining.random_triplets import random_triplets
 from benchmarks.measure import median_times, peak_memory
-from records.run_folder import processor
-from utilities import libraries
+from records import run_folder
+from utilities import errors, libraries
 from utilities.text_tables import markdown
 
 SIZES = {112: 2, 512: 4, 2048: 4}                         # batch size: images of each class
@@ -243,8 +244,9 @@ def row(name, n_samples, dim, n_classes=None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--losses', nargs='+', default=list(CRITERIA), metavar='NAME', choices=list(CRITERIA),
-                        help=', '.join(CRITERIA))
+    measured = sorted({part for case in CASES.values() for part in case.loss.split('+')})
+    parser.add_argument('--losses', nargs='+', default=measured, metavar='NAME', choices=measured,
+                        help=', '.join(measured))
     parser.add_argument('--sizes', nargs='+', type=int, default=list(SIZES), choices=list(SIZES), help='batch sizes')
     parser.add_argument('--dims', nargs='+', type=int, default=list(DIMS), help='dimensions of the embeddings')
     parser.add_argument('--classes', nargs='+', type=int, metavar='N',
@@ -260,11 +262,12 @@ def main():
     points = [(name, size, dim, n_classes) for name in names for size in opt.sizes for dim in opt.dims
               for n_classes in opt.classes or [None]]
     rows = [row(*point) for point in tqdm(points, desc='comparisons', disable=None)]
-    print(f'torch {torch.__version__}, pytorch-metric-learning {version("pytorch-metric-learning")}, one thread, '
-          f'{processor()}, {os.cpu_count()} cores; median processor time, forward and backward')
+    versions = run_folder.versions()
+    print(f'torch {versions["torch"]}, {libraries.PACKAGE} {versions.get(libraries.PACKAGE, "not installed")}, one '
+          f'thread, {versions["processor"]}, {os.cpu_count()} cores; median processor time, forward and backward')
     print(markdown(['loss', 'batch', 'dim', 'classes', 'ms', 'counterpart', 'ratio', 'MB', 'counterpart', 'ratio'],
                    rows))
 
 
 if __name__ == '__main__':
-    main()
+    sys.exit(errors.exit_code('benchmarks.losses', main))

@@ -13,7 +13,7 @@ SLOW = 1.0                                                # seconds of processor
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')           # keeps the profiler from printing its own start and stop
 
 
-def median_times(competitors, repeats=9, budget=30.0):
+def median_times(competitors, repeats, budget):
     """
     Args:
         competitors: {name: a function without arguments}.

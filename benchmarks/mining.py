@@ -4,6 +4,7 @@ Processor time and memory of the miners, next to pytorch-metric-learning's miner
 python -m benchmarks.mining
 """
 import functools
+import sys
 import warnings
 
 import torch
@@ -12,7 +13,7 @@ import batch_mining
 import parameters
 from benchmarks.measure import median_times, peak_memory
 from records.run_folder import processor
-from utilities import libraries
+from utilities import errors, libraries
 from utilities.text_tables import markdown
 
 SHAPES = ((56, 2), (128, 4), (512, 4))                     # classes, samples of each
@@ -65,4 +66,4 @@ def main():
 
 
 if __name__ == '__main__':
-    main()
+    sys.exit(errors.exit_code('benchmarks.mining', main))

@@ -86,28 +86,36 @@ def continue_run(run_folder):
 
 
 def read_log(folder):
-    """The rows of log.csv without the column seconds; None where there is no file."""
+    """The rows of log.csv without the column seconds; [] without the file."""
     if not (folder / 'log.csv').exists():
-        return None
+        return []
     with open(folder / 'log.csv', newline='') as file:
         return [{name: value for name, value in row.items() if name != 'seconds'} for row in csv.DictReader(file)]
 
 
 def record(folder):
-    """Trains every run, and a copy of each that is longer by an epoch, continued from its checkpoint."""
+    """
+    Trains every run, and a copy of each that is longer by an epoch, continued from its checkpoint. Returns whether one
+    failed.
+    """
+    any_failed = False
     for name, flags in tqdm(runs().items()):
-        if (folder / 'longer' / 'folder' / f'{name}_s1').exists():
+        longer = folder / 'longer' / 'folder' / f'{name}_s1'
+        if longer.exists():
             continue
         code, printed = train(folder, name, flags)
+        if code == 0:
+            shutil.copytree(folder / 'folder' / f'{name}_s1', longer)
+            code, printed = continue_run(longer)
         if code != 0:
+            any_failed = True
+            shutil.rmtree(longer, ignore_errors=True)
             print(f'{name}: {printed[-800:]}')
-            continue
-        shutil.copytree(folder / 'folder' / f'{name}_s1', folder / 'longer' / 'folder' / f'{name}_s1')
-        continue_run(folder / 'longer' / 'folder' / f'{name}_s1')
+    return any_failed
 
 
 def compare(folder, names):
-    """Trains every recorded run again, and continues a copy of each; prints those that differ."""
+    """Trains every recorded run again, and continues a copy of each. Prints which differ; returns whether any does."""
     n_equal = 0
     different = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -126,10 +134,12 @@ def compare(folder, names):
                 after = read_log(other)
                 if before == after:
                     n_equal += 1
-                else:
-                    columns = sorted({column for a, b in zip(before, after or [], strict=False)
-                                      for column in a.keys() | b.keys() if a.get(column) != b.get(column)})
-                    different.append(f'{name}, {kind}: {columns or "no rows"}\n{printed[-800:]}')
+                    continue
+                what = sorted({column for a, b in zip(before, after, strict=False)
+                               for column in a.keys() | b.keys() if a.get(column) != b.get(column)})
+                if len(before) != len(after):
+                    what = f'{len(before)} rows were recorded, now there are {len(after)}'
+                different.append(f'{name}, {kind}: {what}\n{printed[-800:]}')
     print('\n'.join(different))
     print(f'{n_equal} equal, {len(different)} different')
     return bool(different)
@@ -149,6 +159,8 @@ def run():
         return record(opt.folder)
     recorded = [name for name in runs() if (opt.folder / 'longer' / 'folder' / f'{name}_s1').exists()
                 and (not opt.only or any(word in name for word in opt.only))]
+    if not recorded:
+        parser.error(f'{opt.folder}: no run is recorded there{" whose name has a word of --only" * bool(opt.only)}')
     return compare(opt.folder, recorded)
 
 

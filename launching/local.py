@@ -6,7 +6,7 @@ import time
 from tqdm import tqdm
 
 from launching import plan, process
-from launching.pool import ELSEWHERE, FINISHED, Pool
+from launching.pool import ELSEWHERE, FINISHED, STARTED, Pool
 from utilities import stopping
 
 PATIENCE = 120                                                    # seconds to wait for another process to end
@@ -16,8 +16,8 @@ def launch(runs, slots):
     """
     Trains the runs, as many at once as there are slots. A failed run does not stop the others.
 
-    Returns the exit code: 0, or 1 where a run failed. After Ctrl-C, the runs are stopped before KeyboardInterrupt is
-    raised.
+    Returns the exit code: 0, or 1 where a run failed. The runs are stopped before KeyboardInterrupt, after Ctrl-C, or
+    another exception is raised.
     """
     pool = Pool(runs, slots)
     failed = []
@@ -26,9 +26,12 @@ def launch(runs, slots):
     try:
         while pool.has_runs():
             for run, state in pool.start():
+                bar.update(state not in (STARTED, ELSEWHERE))
                 if state == FINISHED:
                     n_skipped += 1
-                    bar.update()
+                elif isinstance(state, Exception):
+                    failed.append(run)
+                    bar.write(f'{run.name}: FAILED: {state}')
                 else:
                     bar.write(f'{run.name}: {state}')
             for run, code in pool.collect():
@@ -40,9 +43,9 @@ def launch(runs, slots):
                     bar.write(f'{run.name}: FAILED with exit code {code}, {run.log} ends with\n'
                               f'{process.last_lines(run)}')
             stopping.sleep(stopping.POLL if pool.has_runs() else 0)
-    except KeyboardInterrupt:
+    except BaseException:
         pool.stop()
-        bar.write(f'Stopped {len(pool.running)} run(s); start Launch_Runs.py again to go on.')
+        bar.write(f'Stopped {len(pool.running)} run(s); the same command goes on.')
         raise
     finally:
         bar.close()
@@ -51,7 +54,7 @@ def launch(runs, slots):
     return int(bool(failed))
 
 
-def run_line(text, n_gpus=1, more=()):
+def run_line(text, n_gpus, more):
     """
     Trains one run, given by the arguments of main.py as one text, followed by `more`; returns its exit code. A job of
     SLURM calls it, with n_gpus GPUs.

@@ -26,7 +26,7 @@ class Planned:
     savename:    the name of its run folder.
     environment: the secrets, which its process gets in addition to the environment of this one.
     chosen:      the flags that were not given, and whose values the run may adapt to its data.
-    machine:     the flags that are no settings, in which a run and its run folder may differ.
+    machine:     flags of the machine, such as paths and devices; they may differ from those in the run folder.
     files:       those of them that name files, {flag: path}, whose content must be the same.
     """
     arguments: list
@@ -51,6 +51,10 @@ class Planned:
         """The run folder with these settings, the one with the most epochs if there are several; or None."""
         settings = {name: value for name, value in self.settings.items() if name not in self.machine}
         return reading.find(self.parent / self.savename, settings, self.chosen, self.files)
+
+    def is_finished(self):
+        folder = self.folder()
+        return folder is not None and reading.is_finished(folder)
 
 
 def runs_of_script(file, only=(), skip_refused=False, more=()):

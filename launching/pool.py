@@ -2,9 +2,10 @@
 import collections
 
 from launching import process
+from utilities.errors import UserError
 
 STARTED = 'started'
-ELSEWHERE = 'another process has it'
+ELSEWHERE = 'is being trained by another process'
 FINISHED = 'had been finished before'
 
 
@@ -29,7 +30,10 @@ class Pool:
         return bool(self.waiting or self.elsewhere or self.running)
 
     def start(self):
-        """Starts runs while there are free slots. Yields (run, STARTED, ELSEWHERE or FINISHED)."""
+        """
+        Starts runs while there are free slots. Yields (run, STARTED, ELSEWHERE or FINISHED); for a run that cannot be
+        started, since its folder is damaged or its log cannot be written, (run, the UserError or OSError).
+        """
         for run in [run for run in self.elsewhere if not process.is_running(run)]:
             self.elsewhere.remove(run)
             self.waiting.appendleft(run)
@@ -40,12 +44,12 @@ class Pool:
             except process.Busy:
                 self.elsewhere.append(run)
                 yield run, ELSEWHERE
-                continue
-            if started is None:
-                yield run, FINISHED
+            except (UserError, OSError) as error:
+                yield run, error
             else:
-                self.running[started] = run, self.slots.pop()
-                yield run, STARTED
+                if started:
+                    self.running[started] = run, self.slots.pop()
+                yield run, STARTED if started else FINISHED
 
     def collect(self):
         """Frees the slots of the processes that have ended. Yields (run, exit code)."""

@@ -12,11 +12,7 @@ import time
 from pathlib import Path
 
 from records import reading
-
-try:
-    import fcntl
-except ImportError:                                               # Windows has none: there, no log is locked
-    fcntl = None
+from records.lock import fcntl, note_unlocked
 
 MAIN = Path(__file__).resolve().parents[1] / 'main.py'
 EXIT = 'Launch_Runs.py: exit code'                                # the last line of a log whose run has ended
@@ -30,7 +26,7 @@ class Busy(Exception):
     """The run is being trained by another process."""
 
 
-def start(run, more=()):
+def start(run, more):
     """
     Starts the run, or resumes it; returns the process, or None for a run that is finished already.
 
@@ -40,11 +36,8 @@ def start(run, more=()):
     """
     run.parent.mkdir(parents=True, exist_ok=True)
     with open(run.log, 'a', encoding='utf-8') as log:
-        if fcntl:
-            try:
-                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)      # the process inherits the lock with the log
-            except BlockingIOError:
-                raise Busy from None
+        if fcntl and not could_lock(log, fcntl.LOCK_EX):               # the process inherits the lock with the log
+            raise Busy
         folder = run.folder()
         if folder and reading.is_finished(folder):
             return None
@@ -64,13 +57,20 @@ def is_running(run):
     """Whether a process holds the lock of the run's log."""
     try:
         with open(run.log, encoding='utf-8') as log:
-            if fcntl:
-                fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return bool(fcntl) and not could_lock(log, fcntl.LOCK_SH)
     except FileNotFoundError:
         return False
+
+
+def could_lock(log, kind):
+    """Locks an open log. Returns whether no other process holds its lock; where locks fail, prints a note and True."""
+    try:
+        fcntl.flock(log, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    return False
+        return False
+    except OSError as error:
+        note_unlocked(Path(log.name).parent, error.strerror)
+    return True
 
 
 def stop(running):

@@ -50,6 +50,7 @@ def commands(file):
     first, _, rest = text.partition('\n')
     if first.startswith('#!') and rest.partition('\n')[0].rstrip() == MARKER:
         text = listed_by(file)
+        file = f'output of {file} --list'
     found = []
     assigned = {}
     for number, words in lines_of_words(text, file):

@@ -1,5 +1,6 @@
 """Runs as a job array on a SLURM cluster, by submitit. Imports little, since every job imports this module."""
 import importlib.util
+import math
 import os
 import re
 import shlex
@@ -42,17 +43,21 @@ def slurm_job(run, n_gpus=1):
 
 def submit(opt, runs):
     """
-    Submits the runs as one job array, and prints its id. The runs' secrets are put into the environment of this
-    process, which sbatch exports to the jobs. Raises UserError where SLURM refuses the array.
+    Submits the runs that are not finished as one job array, and prints its id. The runs' secrets are put into the
+    environment of this process, which sbatch exports to the jobs. Raises UserError where SLURM refuses the array.
     """
     if importlib.util.find_spec('submitit') is None:
         raise UserError('--slurm needs submitit: pip install submitit')
+    unfinished = [run for run in runs if not run.is_finished()]
+    print(f'{len(runs) - len(unfinished)} of {len(runs)} runs had been finished before')
+    if not unfinished:
+        return
     import submitit
     from submitit.core.utils import FailedJobError
-    if any(run.environment != runs[0].environment for run in runs):
+    if any(run.environment != unfinished[0].environment for run in unfinished):
         raise UserError('--slurm: the lines have different keys, but the jobs of an array share one environment; leave '
                         'the keys out of the lines and set WANDB_API_KEY')
-    os.environ.update(runs[0].environment)
+    os.environ.update(unfinished[0].environment)
     stopping.check()
     folder = Path(LOGS).resolve()
     try:
@@ -60,21 +65,25 @@ def submit(opt, runs):
         executor.update_parameters(
             job_name='Launch_Runs', time=minutes(opt.time), partition=opt.partition, array_parallelism=opt.at_once,
             nodes=1, ntasks_per_node=1, cpus_per_task=opt.cpus, gpus_per_node=opt.gpus_per_job or None, mem=opt.memory,
-            setup=[f'export PYTHONPATH={ROOT}:$PYTHONPATH'], additional_parameters=pairs(opt.slurm_args))
+            setup=[f'export PYTHONPATH={shlex.quote(str(ROOT))}:$PYTHONPATH'],
+            additional_parameters=pairs(opt.slurm_args))
         with executor.batch():
-            jobs = [executor.submit(slurm_job(run, opt.gpus_per_job)) for run in runs]
+            jobs = [executor.submit(slurm_job(run, opt.gpus_per_job)) for run in unfinished]
     except (FailedJobError, RuntimeError, FileNotFoundError) as error:
-        raise UserError(f'--slurm: the jobs were not taken: {" ".join(str(error).split())[-300:]}') from None
+        raise UserError(f'SLURM refused the jobs: {" ".join(str(error).split())[-300:]}') from None
     print(f'{len(jobs)} jobs: {jobs[0].job_id.split("_")[0]}, their output: {folder}')
 
 
 def minutes(text):
-    """'12:00:00' or '1-12:00:00', as SLURM writes a time limit -> minutes, rounded up."""
-    found = re.fullmatch(r'(?:(\d+)-)?(\d+):([0-5]\d)(?::([0-5]\d))?', text)
+    """A time limit as sbatch takes it, such as '30', '30:00', '12:00:00', '1-12' -> minutes, rounded up."""
+    found = re.fullmatch(r'(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?', text)
     if not found:
-        raise UserError(f'--time {text}: expected HH:MM:SS, or D-HH:MM:SS')
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return max(1, (days * 24 + hours) * 60 + minutes + (seconds > 0))
+        raise UserError(f'--time {text}: expected MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS')
+    days, *parts = found.groups()
+    if days is None and parts[-1] is None:                         # minutes, or minutes and seconds
+        parts = ['0', *parts[:-1]]
+    hours, minutes, seconds = (int(part or 0) for part in parts)
+    return max(1, (int(days or 0) * 24 + hours) * 60 + minutes + math.ceil(seconds / 60))
 
 
 def pairs(arguments):

@@ -3,6 +3,7 @@ A run folder, an index of photos, a download or a study has one writer at a time
 system releases it when that process ends, however it ends, and data workers do not inherit it. Readers take no lock.
 """
 import contextlib
+import functools
 import os
 import socket
 from pathlib import Path
@@ -39,7 +40,7 @@ def held(folder, waiting=None):
             stopping.sleep(stopping.POLL)
             file, holder = acquire(path)
     except OSError as error:
-        print(f'Note: {folder} cannot be locked ({error.strerror or error}): make sure that nothing else writes to it.')
+        note_unlocked(folder, error.strerror or error)
         yield
         return
     if holder:
@@ -49,6 +50,12 @@ def held(folder, waiting=None):
     finally:
         path.unlink(missing_ok=True)                         # before others can lock it; the folder itself may be gone
         file.close()
+
+
+@functools.cache
+def note_unlocked(folder, reason):
+    """Prints, once, that a folder cannot be locked. reason: of the system, a text."""
+    print(f'Note: {folder} cannot be locked ({reason}): make sure that nothing else writes to it.')
 
 
 def acquire(path):

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Launch_Runs.py executes this script with --list
 # What to run first on a GPU: six lines of Revisit_Runs.sh and Direction_Runs.sh on CUB-200-2011 with one seed, about three
-# hours (estimated). They count as seed 0 of those scripts. See docs/reproducing.md.
+# hours (estimated). The five runs of Roth et al. count as seed 0 of Revisit_Runs.sh. See docs/reproducing.md.
 #
 #   ./run_scripts/First_Results.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import runpy
 import shlex
 import signal
 import sys
@@ -259,3 +260,64 @@ def test_ctrl_c_ends_ranking_within_a_tile(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         evaluation.compute(['e_recall@1', 'map_at_r'], points, labels, backend='count')
     assert len(products) == 12
+
+
+@pytest.mark.parametrize('module, more', [('losses', ['--losses', 'triplet', '--sizes', '112', '--dims', '8']),
+                                          ('mining', [])])
+def test_without_the_compared_library_a_sentence_says_so(module, more, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'pytorch_metric_learning', None)
+    monkeypatch.setattr(sys, 'argv', [module, *more])
+    monkeypatch.delitem(sys.modules, f'benchmarks.{module}', raising=False)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module(f'benchmarks.{module}', run_name='__main__')
+    assert end.value.code == 2 and f'benchmarks.{module}: error: the comparison of' in capsys.readouterr().err
+
+
+def test_losses_without_counterparts_need_no_library(monkeypatch, capsys):
+    monkeypatch.setattr(losses.run_folder, 'versions', lambda: {'torch': '2', 'processor': 'P'})
+    monkeypatch.setattr(losses, 'median_times', lambda functions, *_: dict.fromkeys(functions, 1.))
+    monkeypatch.setattr(losses, 'peak_memory', lambda function: 1)
+    monkeypatch.setattr(sys, 'argv', ['losses', '--losses', 'proxynca', '--sizes', '112', '--dims', '8'])
+    losses.main()
+    assert 'pytorch-metric-learning not installed' in capsys.readouterr().out
+    monkeypatch.setattr(sys, 'argv', ['losses', '--losses', 'center'])
+    with pytest.raises(SystemExit):
+        losses.main()
+    assert "invalid choice: 'center'" in capsys.readouterr().err
+
+
+def test_same_runs_reports_failures_and_other_logs(tmp_path, monkeypatch, capsys):
+    """With main.py replaced by what writes a log of as many rows as epochs."""
+    n_epochs = 2
+    failing = set()
+
+    def train(folder, name, flags):
+        place = folder / 'folder' / f'{name}_s1'
+        place.mkdir(parents=True, exist_ok=True)
+        (place / 'log.csv').write_text('epoch\n' + ''.join(f'{epoch}\n' for epoch in range(n_epochs)))
+        return int('new' in failing), 'printed'
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, 'argv', ['same_runs', *arguments])
+        return same_runs.run()
+
+    for name, value in {'train': train, 'runs': lambda: {'a': []}, 'draw_images': lambda folder: None,
+                        'continue_run': lambda folder: (int('longer' in failing), 'printed'),
+                        'preload': lambda: None}.items():
+        monkeypatch.setattr(same_runs, name, value)
+    monkeypatch.setenv('WANDB_MODE', 'offline')
+    folder = str(tmp_path / 'recorded')
+    for problem in 'new', 'longer':
+        failing |= {problem}
+        assert call('record', folder)
+        with pytest.raises(SystemExit):
+            call('compare', folder)
+        assert f'{folder}: no run is recorded there' in capsys.readouterr().err
+        failing.clear()
+    assert not call('record', folder) and not call('compare', folder)
+    assert '2 equal, 0 different' in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        call('compare', folder, '--only', 'b')
+    n_epochs = 3
+    assert call('compare', folder)
+    assert 'a, new run: 2 rows were recorded, now there are 3' in capsys.readouterr().out

@@ -2,6 +2,7 @@
 import math
 
 import optuna
+from optuna.trial import TrialState
 
 from evaluation import titles
 from launching import plan, process, script
@@ -9,7 +10,7 @@ from launching.pool import FINISHED, Pool
 from records import reading
 from records.columns import Column
 from tuning import ranges
-from tuning.trials import Superfluous, TrialFailed, is_counted, is_running, trial_name
+from tuning.trials import Superfluous, TrialFailed, is_counted, trial_name
 from utilities import stopping
 from utilities.errors import UserError
 
@@ -23,7 +24,7 @@ def objective(search, study, trial):
     Raises TrialFailed, whose reason the study records, optuna.TrialPruned, and Superfluous.
     """
     trial.set_user_attr('begun', trial.number)             # from here on, Optuna notices when the worker dies
-    before = [other for other in study.trials[:trial.number] if is_counted(other) or is_running(other)]
+    before = [other for other in study.trials[:trial.number] if is_counted(other) or other.state == TrialState.RUNNING]
     if len(before) >= search.opt.n_trials:
         raise Superfluous
     params = ranges.suggest(trial, search.tuned)
@@ -61,7 +62,11 @@ class Folds:
         """Trains or resumes the runs; returns the mean of the best scores. Raises TrialFailed, optuna.TrialPruned."""
         try:
             while self.pool.has_runs():
-                self.over |= {run.name for run, state in self.pool.start() if state == FINISHED}
+                for run, state in self.pool.start():
+                    if isinstance(state, Exception):
+                        raise state
+                    if state == FINISHED:
+                        self.over.add(run.name)
                 stopping.sleep(POLL)
                 for run, code in self.pool.collect():
                     if code:
@@ -87,7 +92,7 @@ class Folds:
         Returns the mean of the best scores, or None while a run is not finished. Raises TrialFailed,
         optuna.TrialPruned.
         """
-        earned = 0.0
+        sum_of_best = 0.0
         best_epochs = []
         n_steps = self.search.main.n_epochs + 1
         sign = titles.sign(self.column)
@@ -101,16 +106,16 @@ class Folds:
                 if row['epoch'] >= self.search.first_epoch and sign * value > sign * best:
                     best = value
                     best_epoch = row['epoch']
-                self.tell(index * n_steps + row['epoch'] + 1, (earned + best) / len(self.runs))
+                self.tell(index * n_steps + row['epoch'] + 1, (sum_of_best + best) / len(self.runs))
             if run.name not in self.over:
                 return None
             if not math.isfinite(best):
                 raise TrialFailed(f'{run.savename}: {self.column} is not a number in any epoch')
-            earned += best
+            sum_of_best += best
             best_epochs.append(best_epoch)
-            self.tell((index + 1) * n_steps, earned / len(self.runs))
+            self.tell((index + 1) * n_steps, sum_of_best / len(self.runs))
         self.trial.set_user_attr('best_epochs', best_epochs)
-        return earned / len(self.runs)
+        return sum_of_best / len(self.runs)
 
     def tell(self, step, value):
         """Reports the value at a step to the study, once. Raises optuna.TrialPruned where the pruner says so."""

@@ -8,7 +8,7 @@ from tuning.folds import objective
 from utilities import stopping
 from utilities.errors import UserError
 
-HOPELESS = 3                                     # number of failed trials that ends a search without a finished one
+MOST_FAILURES = 3                                # number of failed trials that ends a search without a finished one
 
 
 def optimize(search, study):
@@ -36,6 +36,7 @@ class Worker:
 
     earlier:       numbers of the trials that were over when it started.
     own:           the number of its current or last trial, or None.
+    is_taken_over: whether another worker has failed and requeued this trial, since this one was silent.
     waiting_since: {number: when it began to wait for this trial of another worker}, in seconds.
     """
 
@@ -53,51 +54,58 @@ class Worker:
             stopping.check()
             known = self.study.trials
             over = [trial for trial in known if trials.is_counted(trial)]
-            alive = [trial for trial in known if trials.is_running(trial)]
+            running = [trial for trial in known if trial.state == TrialState.RUNNING]
             self.bar.n = min(len(over), self.bar.total)
             self.bar.refresh()
             if len(over) >= n_trials:
                 return
-            self.require_hope(over)
-            if len(over) + len(alive) >= n_trials and all(trial.state == TrialState.RUNNING for trial in alive):
-                self.wait(alive)
+            self.stop_if_all_fail(over)
+            if len(over) + len(running) >= n_trials:
+                self.wait(running)
             else:
                 self.run_trial()
 
-    def require_hope(self, over):
-        """Raises UserError where all trials have failed, HOPELESS of them since this worker started."""
+    def stop_if_all_fail(self, over):
+        """Raises UserError where all trials have failed, MOST_FAILURES of them since this worker started."""
         new = [trial for trial in over if trial.number not in self.earlier]
-        if len(new) >= HOPELESS and all(trial.state == TrialState.FAIL for trial in over):
+        if len(new) >= MOST_FAILURES and all(trial.state == TrialState.FAIL for trial in over):
             raise UserError(f'all of the first {len(over)} trials failed, the last one: '
                             f'{new[-1].user_attrs["reason"]}')
 
-    def wait(self, alive):
+    def wait(self, running):
         """Waits a second for the trials of other workers, and requeues the trials of dead workers."""
         if not self.waiting_since:
-            self.bar.write(f'waiting for {", ".join(map(trials.trial_name, alive))}, which other workers are running')
+            self.bar.write(f'waiting for {", ".join(map(trials.trial_name, running))}, which other workers are running')
         stopping.sleep(1)
         optuna.storages.fail_stale_trials(self.study)
-        trials.requeue_unbegun(self.study, alive, self.waiting_since)
+        trials.requeue_unbegun(self.study, running, self.waiting_since)
 
     def run_trial(self):
         """Runs a new or requeued trial, and writes the results so far."""
         self.own = None
+        self.is_taken_over = False
         self.waiting_since = {}
         try:
-            self.study.optimize(self.objective, n_trials=1, catch=(trials.TrialFailed, trials.Superfluous))
+            self.study.optimize(self.objective, n_trials=1, catch=trials.TrialFailed)
+        except trials.Superfluous:
+            trials.requeue(self.study, self.own_trial())              # a larger --n_trials may need this setting
+            self.own = None
         except (optuna.exceptions.UpdateFinishedTrialError, ValueError):
-            if self.own is None or self.own_trial().state != TrialState.FAIL:
+            if not self.is_taken_over:
                 raise
             self.bar.write(f'{trials.trial_name(self.own_trial())}  another worker has taken it over: this one was '
                            f'silent for more than {trials.GRACE} s')
-        trial = self.own_trial()
-        if trials.is_counted(trial):
-            self.bar.write(report.line(self.search, self.study, trial))
-        report.summarise(self.search, self.study)
+            self.own = None
+        else:
+            self.bar.write(report.line(self.search, self.study, self.own_trial()))
+            report.summarise(self.search, self.study)
 
     def objective(self, trial):
         self.own = trial.number
-        return objective(self.search, self.study, trial)
+        try:
+            return objective(self.search, self.study, trial)
+        finally:                                                # its own failure is not in the study yet
+            self.is_taken_over = self.own_trial().state == TrialState.FAIL
 
     def own_trial(self):
         return self.study.trials[self.own]

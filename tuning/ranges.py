@@ -139,15 +139,16 @@ def lowest_and_highest(distribution):
 def grid(tuned, n_points):
     """All combinations of every choice and up to n_points values of each range: a list of {flag: value}."""
     axes = {}
-    for flag, of in tuned.items():
-        if isinstance(of, CategoricalDistribution):
-            axes[flag] = of.choices
+    for flag, distribution in tuned.items():
+        if isinstance(distribution, CategoricalDistribution):
+            axes[flag] = distribution.choices
             continue
-        values = np.geomspace(of.low, of.high, n_points) if of.log else np.linspace(of.low, of.high, n_points)
-        if isinstance(of, IntDistribution):
-            values = [of.low + of.step * round((value - of.low) / of.step) for value in values]
+        low, high = distribution.low, distribution.high
+        values = (np.geomspace if distribution.log else np.linspace)(low, high, n_points)
+        if isinstance(distribution, IntDistribution):
+            values = [low + distribution.step * round((value - low) / distribution.step) for value in values]
         else:
-            values = [min(max(float(value), of.low), of.high) for value in values]
+            values = [min(max(float(value), low), high) for value in values]
         axes[flag] = [*dict.fromkeys(values)]
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
@@ -155,12 +156,13 @@ def grid(tuned, n_points):
 def suggest(trial, tuned):
     """{flag: value} of a trial, as the study's sampler proposes them."""
     params = {}
-    for flag, of in tuned.items():
-        if isinstance(of, CategoricalDistribution):
-            params[flag] = trial.suggest_categorical(flag, of.choices)
+    for flag, distribution in tuned.items():
+        if isinstance(distribution, CategoricalDistribution):
+            params[flag] = trial.suggest_categorical(flag, distribution.choices)
         else:
-            suggest_number = trial.suggest_int if isinstance(of, IntDistribution) else trial.suggest_float
-            params[flag] = suggest_number(flag, of.low, of.high, step=of.step, log=of.log)
+            suggest_number = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float
+            params[flag] = suggest_number(flag, distribution.low, distribution.high, step=distribution.step,
+                                          log=distribution.log)
     return params
 
 
@@ -173,10 +175,10 @@ def range_text(distribution):
     """A stored distribution, or None, as it is written after --tune."""
     if distribution is None:
         return 'nothing'
-    of = json_to_distribution(json.dumps(distribution))
-    if isinstance(of, CategoricalDistribution):
-        return ','.join(of.choices)
-    words = [str(of.low), str(of.high), *(['log'] if of.log else [])]
-    if isinstance(of, IntDistribution):
-        words += ['int', *([str(of.step)] if of.step > 1 else [])]
+    distribution = json_to_distribution(json.dumps(distribution))
+    if isinstance(distribution, CategoricalDistribution):
+        return ','.join(distribution.choices)
+    words = [str(distribution.low), str(distribution.high), *(['log'] if distribution.log else [])]
+    if isinstance(distribution, IntDistribution):
+        words += ['int', *([str(distribution.step)] if distribution.step > 1 else [])]
     return ' '.join(words)

@@ -40,7 +40,7 @@ def summarise(search, study):
                        f'{len(search.folds)} folds. Tuned: {", ".join(search.tuned)}.\n'
                        '# A fold of it: main.py --config best.yaml --fold 0. A plain run on the test classes: '
                        'main.py --config best.yaml --split_scheme half --splits_to_eval test\n'
-                       + yaml.safe_dump(whole(search, best), sort_keys=False, allow_unicode=True, width=120))
+                       + yaml.safe_dump(all_settings(search, best), sort_keys=False, allow_unicode=True, width=120))
         if not search.opt.keep_checkpoints:
             name_of_best = best and trials.trial_name(best)
             for name in {trials.trial_name(trial) for trial in over} - {name_of_best}:
@@ -48,7 +48,7 @@ def summarise(search, study):
                     file.unlink(missing_ok=True)
 
 
-def whole(search, trial):
+def all_settings(search, trial):
     """{flag: value}: the tuned flags of a trial, then the other flags of its runs."""
     tuned = ranges.tuned_settings(trial.params)
     merged = command_line.merged(parameters.build(), search.settings, tuned)

@@ -17,7 +17,7 @@ import parameters
 from flags import command_line
 from flags.namespace import changed
 from launching import local, plan, script, slots
-from records import lock
+from records import lock, run_folder
 from tuning import ranges, report, trials
 from tuning.optimize import optimize
 from tuning.study import open_study
@@ -81,7 +81,7 @@ class Search:
         parser = parameters.build()
         recorded = configuration.recorded_settings(self.main)
         machine = {name: value for name, value in recorded.items() if value != parser.get_default(name)
-                   and name not in parameters.settings_among(recorded) | parameters.files_among(recorded)}
+                   and name not in parameters.settings_among(recorded)}
         return [['--config', str(self.folder / 'base.yaml'), *command_line.tokens(ranges.tuned_settings(params)),
                  f'--fold={fold}',
                  *([] if seed is None else [f'--seed={seed}']), *command_line.tokens(machine),
@@ -111,6 +111,11 @@ def parse(opt, others):
     if twice:
         raise UserError(f'--tune {twice[0]} and --{twice[0]}: the flag is tuned, or has the given value; leave one out')
     search = Search(opt, main, tuned, slots.slot_arguments(opt))
+    if opt.reproductions:
+        try:
+            run_folder.check_names(changed(main, group=f'{search.name}_fold{search.folds[-1]}'))
+        except UserError as error:
+            raise UserError(f'--study_name {search.name}: not a name for its --reproductions: {error}') from None
     for ends in zip(*(ranges.lowest_and_highest(distribution) for distribution in tuned.values()), strict=True):
         settings = ranges.tuned_settings(dict(zip(tuned, ends, strict=True)))
         configuration.parse([*others, *command_line.tokens(settings)], DEFAULTS)
@@ -135,8 +140,8 @@ def parse_main(arguments):
     main = configuration.parse(arguments, DEFAULTS)
     os.environ.update(configuration.secret_variables(main))       # secrets of the runs; never written into a command
     if main.split_scheme not in datasets.splits.FOLDED:
-        raise UserError(f'--split_scheme {main.split_scheme} has no folds; a search needs one of '
-                        f'{", ".join(datasets.splits.FOLDED)}')
+        given = f'--splits {main.splits}' if main.splits else f'--split_scheme {main.split_scheme}'
+        raise UserError(f'{given} has no folds; a search needs --split_scheme {" or ".join(datasets.splits.FOLDED)}')
     if main.splits_to_eval != ['val']:
         raise UserError(f'--splits_to_eval {" ".join(main.splits_to_eval)}: a search uses validation classes only; '
                         'Evaluate_Ensemble.py evaluates its best runs on the test classes')

@@ -5,6 +5,7 @@ import re
 import optuna
 
 import configuration
+import parameters
 from evaluation import titles
 from records import run_folder
 from records.columns import Column
@@ -68,8 +69,9 @@ def open_study(search):
     Raises UserError where the database cannot be used, or the study was begun with other flags.
     """
     url = search.opt.storage or f'sqlite:///{search.folder / "study.sqlite"}'
-    described = {'tune': {flag: ranges.stored(of) for flag, of in search.tuned.items()},
-                 'flags': json.loads(json.dumps(search.settings)), 'first_epoch': search.first_epoch}
+    described = {'tune': {flag: ranges.stored(distribution) for flag, distribution in search.tuned.items()},
+                 'flags': json.loads(json.dumps(search.settings)), 'first_epoch': search.first_epoch,
+                 'files': configuration.checksums_of_files(parameters.files_among(search.settings))}
     direction = 'minimize' if titles.sign(Column('val', search.metric).name) < 0 else 'maximize'
     with search.lock():
         study = optuna.create_study(
@@ -82,7 +84,7 @@ def open_study(search):
         if search.opt.sampler == 'grid':
             for point in ranges.grid(search.tuned, search.opt.grid_points):
                 study.enqueue_trial(point, skip_if_exists=True)
-            n_points = sum(trials.is_counted(trial) or trials.is_running(trial) for trial in study.trials)
+            n_points = sum(trials.is_counted(trial) or not trial.state.is_finished() for trial in study.trials)
             search.opt.n_trials = min(search.opt.n_trials, n_points)
         run_folder.write_yaml(search.folder / 'base.yaml', search.settings)
     return study
@@ -120,7 +122,10 @@ def open_storage(url, attempts=5):
 
 
 def require_same(search, stored, described):
-    """Raises UserError where the study has other ranges or flags. stored: its ranges and flags; {} if it is new."""
+    """
+    Raises UserError where the study has other ranges, flags or contents of files. stored: what it was described with;
+    {} if it is new.
+    """
     where = f'--study_path {search.folder}: its study was begun with'
     for flag in dict.fromkeys([*stored.get('tune', {}), *(described['tune'] if 'tune' in stored else {})]):
         old, new = (ranges.range_text(content['tune'].get(flag)) for content in (stored, described))
@@ -128,7 +133,10 @@ def require_same(search, stored, described):
             raise UserError(f'{where} --tune {flag} {old}, not {new}; give the same range, or another --study_path')
     for flag, value in configuration.without_removed(search.folder, stored.get('flags', {})).items():
         now = described['flags'].get(flag)
-        if value != now:
+        checksum = stored.get('files', {}).get(flag)
+        if checksum and checksum != described['files'].get(flag):
+            raise UserError(f'{where} another content of --{flag} {value}; give that file, or another --study_path')
+        if not checksum and value != now:
             raise UserError(f'{where} --{flag} {value}, not {now}; give the same flags, or another --study_path')
     if stored.get('first_epoch', search.first_epoch) != search.first_epoch:
         raise UserError(f'{where} --count_epoch_0, which the git tag before-0.2 has; give another --study_path')

@@ -28,10 +28,6 @@ def is_counted(trial):
         trial.state == TrialState.FAIL and 'reason' in trial.user_attrs)
 
 
-def is_running(trial):
-    return trial.state in (TrialState.RUNNING, TrialState.WAITING)
-
-
 def finished(study):
     return [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
 

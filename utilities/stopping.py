@@ -29,11 +29,16 @@ parent = None                                  # the process that had started it
 def begin(script):
     """
     To be called before a script imports packages for seconds: until install() is called again, signals end this
-    process at once. Ends it with a line if a package is not installed.
+    process at once. Requires the packages.
     """
     install(at_once=True)
     if 'RANK' in os.environ:                         # torch prints frames of C++ where a process was killed
         os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
+    require_packages(script)
+
+
+def require_packages(script):
+    """Ends this process with a line if a package is not installed."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         way = ('Use the environment: source .venv/bin/activate' if (ENVIRONMENT / 'installed').exists() else

@@ -7,7 +7,9 @@ import pytest
 
 import Launch_Runs
 import main
+from launching import local, plan, pool, process
 from records import run_folder
+from tests import helpers
 from tests.conftest import quick_flags
 from tests.helpers import assert_same_end, executing, folder_of, rows_of, wait_for
 
@@ -58,7 +60,7 @@ def whole(patterns, tmp_path_factory):
 @pytest.mark.parametrize('end', [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_launcher_loses_no_run(end, script, whole, tmp_path):
     runs = script(MORE, [*FEW, '--n_epochs', '1'])
-    first, _, _ = launcher(tmp_path, runs, '--workers', '1')
+    first, printed, _ = launcher(tmp_path, runs, '--workers', '1')
     log = folder_of(tmp_path, 'r_s0') / 'log.csv'
     wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
     os.kill(first.pid, end)
@@ -69,10 +71,11 @@ def test_a_killed_launcher_loses_no_run(end, script, whole, tmp_path):
     assert {path.name for path in (tmp_path / 'runs' / 'folder').iterdir()} == {'r_s0', 'r_s0.log', 'r_s1', 'r_s1.log'}
     assert_same_end(whole, folder_of(tmp_path, 'r_s0'))
     if end == signal.SIGKILL:
-        assert 'another process has it' in out or '1 had been finished before' in out      # it went on by itself
+        assert 'is being trained by another process' in out or '1 had been finished before' in out     # by itself
         assert not run_folder.read(folder_of(tmp_path, 'r_s0'))['resumed']
     else:
         assert run_folder.read(folder_of(tmp_path, 'r_s0'))['resumed']
+        assert 'Stopped 1 run(s); the same command goes on.' in printed.read_text()
 
 
 def test_a_run_on_two_gpus_is_two_processes(script, tmp_path, capsys):
@@ -92,3 +95,38 @@ def test_one_line_is_what_a_job_of_slurm_runs(quick, tmp_path, capsys):
     assert Launch_Runs.main(['--line', line]) == 0 and Launch_Runs.main(['--line', line]) == 0
     assert 'had been finished before' in capsys.readouterr().out
     assert [path.name for path in (tmp_path / 'runs' / 'folder').iterdir() if path.is_dir()] == ['quick_s1']
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """planned(name): a run whose process waits for the file `end`."""
+    (tmp_path / 'main.py').write_text('import pathlib, time\nend = pathlib.Path(__file__).with_name("end")\n'
+                                      'while not end.exists():\n    time.sleep(0.05)\n')
+    monkeypatch.setattr(process, 'MAIN', tmp_path / 'main.py')
+    return lambda name: plan.Planned([], {}, tmp_path / 'runs', name)
+
+
+def test_a_run_that_cannot_be_started_does_not_stop_the_others(planned, tmp_path, capsys):
+    """Since its folder is damaged, or since there is no place for its log."""
+    runs = [planned(name) for name in ('a', 'b', 'c')]
+    helpers.recorded_run(runs[0])
+    log = tmp_path / 'runs' / 'a' / 'log.csv'
+    log.write_text(log.read_text()[:-1])
+    runs[1].log.mkdir()
+    (tmp_path / 'end').touch()
+    assert local.launch(runs, [[]]) == 1
+    out = capsys.readouterr().out
+    assert f'runs/a: FAILED: {log}: cut off in its last line' in out and 'runs/b: FAILED: [Errno' in out
+    assert 'runs/c: finished' in out and '1 finished, 0 had been finished before, 2 failed' in out
+
+
+def test_an_unexpected_error_stops_the_runs(planned, monkeypatch):
+    run = planned('a')
+
+    def broken(self):
+        raise RuntimeError('on purpose')
+
+    monkeypatch.setattr(pool.Pool, 'collect', broken)
+    with pytest.raises(RuntimeError, match='on purpose'):
+        local.launch([run], [[]])
+    assert process.exit_code(run) == process.STOPPED and not process.is_running(run)

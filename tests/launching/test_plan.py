@@ -1,11 +1,12 @@
 """launching/plan.py: a line that main.py would refuse starts nothing. launching/status.py: epochs of a run."""
+import fcntl
+
 import pytest
 
 import Launch_Runs
 from launching import plan, status
 from records import reading, run_folder
-from tests.helpers import FROM_COPY, ROOT, executed, folder_of
-from utilities.files import write_csv
+from tests.helpers import FROM_COPY, ROOT, executed, folder_of, recorded_run
 
 
 @pytest.mark.parametrize('flags, sentence', [
@@ -53,14 +54,11 @@ def test_a_run_with_a_given_batch_is_not_that_of_a_line_without(run, quick, tmp_
 
 def test_the_status_of_a_run_counts_the_epochs_that_are_not_evaluated(script, tmp_path):
     planned, = plan.runs_of_script(script(['--eval_every', '6', '--n_epochs', '20']))
-    folder = folder_of(tmp_path, 'r_s0')
-    folder.mkdir(parents=True)
-    config = {'flags': planned.settings, 'split_hash': 'x', 'run_id': 'y', 'resumed': []}
-    run_folder.write_yaml(folder / 'config.yaml', config)
-    (folder / 'splits.yaml').write_text('hash: x')
-    write_csv(folder / 'log.csv', [{'epoch': epoch, 'test_e_recall@1': '' if epoch % 6 else epoch / 10}
-                                   for epoch in range(8)])
+    recorded_run(planned, n_epochs=7, eval_every=6)
     assert status.progress(planned) == ('stopped', 7, 0.6)
+    with open(planned.log, 'w') as log:
+        fcntl.flock(log, fcntl.LOCK_EX)                           # as the process of the run
+        assert status.progress(planned) == ('running', 7, 0.6)
 
 
 def test_flags_after_two_dashes_go_to_every_run(script, patterns, tmp_path, capsys):

@@ -1,4 +1,5 @@
 """launching/process.py: a run is a process of its own, which holds the lock of its log."""
+import errno
 import fcntl
 import json
 import os
@@ -35,7 +36,7 @@ def start(tmp_path, monkeypatch):
 
     def begin(*arguments, **environment):
         run = plan.Planned(list(arguments), {}, tmp_path, 'a', environment | {'LOG': f'{tmp_path}/a.log'})
-        return run, process.start(run)
+        return run, process.start(run, [])
     return begin
 
 
@@ -71,8 +72,18 @@ def test_the_lock_of_the_log_is_the_runs_alone(start, tmp_path):
     run, begun = start('wait', '0')
     assert process.is_running(run)
     with pytest.raises(process.Busy):
-        process.start(run)
+        process.start(run, [])
     (tmp_path / 'pipe').write_text('x')
     assert begun.wait(timeout=60) == 0 and not process.is_running(run)
     with open(run.log) as log:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_on_a_file_system_without_locks_a_run_is_started_with_one_note(start, monkeypatch, capsys):
+    def fails(*_):
+        raise OSError(errno.ENOLCK, 'No locks available')
+
+    monkeypatch.setattr(fcntl, 'flock', fails)
+    run, begun = start('0')
+    assert begun.wait(timeout=60) == 0 and not process.is_running(run)
+    assert capsys.readouterr().out.count(f'Note: {run.parent} cannot be locked (No locks available)') == 1

@@ -28,6 +28,7 @@ def test_arguments_of_a_script_come_from_the_environment(tmp_path, monkeypatch):
     ('python main.py --seed 1 &', 'line 1: only a shell can interpret &'),
     ('# nothing\n', 'there is no line python main.py'),
     (f'#!/bin/bash\n{script.MARKER}\nexit 3', '--list failed: exit code 3'),
+    (f'#!/bin/bash\n{script.MARKER}\necho ls', 'output of .*runs.sh --list, line 1: expected python main.py'),
 ])
 def test_what_is_no_script_of_runs(text, sentence, tmp_path, monkeypatch):
     monkeypatch.delenv('gpu', raising=False)

@@ -3,12 +3,14 @@ import os
 import pickle
 import shlex
 import stat
+from pathlib import Path
 
 import pytest
 
 import Hyperparameter_Search
 import Launch_Runs
-from launching import process
+from launching import plan, process, slurm
+from tests.helpers import recorded_run
 from tests.tuning.stub import TUNE
 
 KEY = 'k3y' * 13 + 'x'
@@ -80,13 +82,25 @@ def test_a_submission_leaves_no_key_and_its_jobs_get_it_by_the_environment(scrip
     monkeypatch.setenv('PATH', f'{sbatch.parent}:{os.environ["PATH"]}')
     monkeypatch.chdir(tmp_path)
     key = ['--wandb_key', KEY]
-    assert Launch_Runs.main([script(key, key), '--slurm']) == 0
+    runs = script(key, key, key)
+    recorded_run(plan.runs_of_script(runs)[0], finished=True)
+    monkeypatch.setattr(slurm, 'ROOT', Path('/a folder'))
+    assert Launch_Runs.main([runs, '--slurm', '--time', '1-12', '--partition', 'gpu', '--at_once', '1', '--cpus', '2',
+                             '--memory', '8GB', '--gpus_per_job', '2', '--slurm_args', 'qos=long', 'account=lab']) == 0
+    submitted = next((tmp_path / 'slurm_logs').glob('*submission*.sh'))
+    assert {*submitted.read_text().splitlines()} > {
+        "export PYTHONPATH='/a folder':$PYTHONPATH", '#SBATCH --time=2160', '#SBATCH --partition=gpu',
+        '#SBATCH --array=0-1%1', '#SBATCH --cpus-per-task=2', '#SBATCH --mem=8GB', '#SBATCH --gpus-per-node=2',
+        '#SBATCH --qos=long', '#SBATCH --account=lab'}
     assert (tmp_path / 'exported').exists()
     jobs = [pickle.loads(file.read_bytes()).function.command for file in (tmp_path / 'slurm_logs').glob('*.pkl')]
     assert len(jobs) == 2 and all('--line=' in ' '.join(command) for command in jobs)
     printed = capsys.readouterr()
-    assert '2 jobs: 7' in printed.out
+    assert '1 of 3 runs had been finished before\n2 jobs: 7' in printed.out
     assert_nowhere(tmp_path, KEY, printed, but=('runs.sh', 'sbatch'))
 
-    assert Launch_Runs.main([script(key, []), '--slurm']) == 2
+    sbatch.unlink()
+    assert Launch_Runs.main([runs, '--only', 'r_s0', '--slurm']) == 0
+    assert capsys.readouterr().out == '1 of 1 runs had been finished before\n'
+    assert Launch_Runs.main([script(key, key, []), '--slurm']) == 2
     assert '--slurm: the lines have different keys' in capsys.readouterr().err

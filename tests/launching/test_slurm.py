@@ -12,10 +12,12 @@ from tests.helpers import wait_for
 from utilities.errors import UserError
 
 
-@pytest.mark.parametrize('text, minutes', [('12:00:00', 720), ('1-12:00:00', 2160), ('00:30', 30), ('0:10:30', 11)])
+@pytest.mark.parametrize('text, minutes', [
+    ('12:00:00', 720), ('1-12:00:00', 2160), ('90', 90), ('30:00', 30), ('00:30', 1), ('0:10:30', 11), ('1-12', 2160),
+    ('1-12:30', 2190)])
 def test_times_of_slurm(text, minutes):
     assert slurm.minutes(text) == minutes
-    with pytest.raises(UserError, match='--time 12h: expected HH:MM:SS'):
+    with pytest.raises(UserError, match='--time 12h: expected MM, MM:SS, HH:MM:SS'):
         slurm.minutes('12h')
 
 

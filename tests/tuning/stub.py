@@ -78,7 +78,7 @@ def with_stub(folder):
     """Runs `folder`/main.py as main.py, and writes the flags of each run where the stub finds them."""
     original = process.start
 
-    def start(run, more=()):
+    def start(run, more):
         run.parent.mkdir(parents=True, exist_ok=True)
         file = run.parent / f'{run.savename}.json'
         if not file.exists():

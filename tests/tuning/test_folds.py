@@ -59,6 +59,17 @@ def test_a_search_with_real_runs_reproduces_the_best_setting(flags, tmp_path, ca
     assert scores.keys() == {'separated', 'concatenated'} and all(0 < score < 1 for score in scores.values())
 
 
+@pytest.mark.parametrize('more, kept', [([], {'trial_0001'}), (['--keep_checkpoints'], {'trial_0000', 'trial_0001'})])
+def test_whose_checkpoints_are_kept(more, kept, flags, stub):
+    folder = stub()
+    main = folder / 'main.py'
+    main.write_text(main.read_text() + "(folder / 'checkpoint_last.pt').touch()\n")
+    tune = ['--tune', 'lr', '0.1,0.001', '--sampler', 'grid', '--n_epochs', '0']
+    assert Hyperparameter_Search.main([*flags, *tune, *more]) == 0
+    runs = (folder / 'study' / 'trials' / 'folder').glob('*/')
+    assert {run.name[:10] for run in runs if (run / 'checkpoint_last.pt').exists()} == kept
+
+
 def test_the_untrained_network_does_not_count(flags, stub, capsys):
     folder = stub()
     tune = ['--tune', 'lr', '0.001,10', '--sampler', 'grid', '--n_epochs', '3']       # lr 10 is worse in each epoch

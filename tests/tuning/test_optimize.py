@@ -69,6 +69,18 @@ def test_a_worker_that_was_silent_too_long_leaves_its_trial_to_another(flags, st
     assert {row['trial'] for row in table_of(folder)} > {'trial_0000'} and len(table_of(folder)) == 2
 
 
+def test_an_error_of_the_program_in_a_trial_ends_the_search(flags, stub, monkeypatch):
+    stub()
+    errors = iter([ValueError('on purpose'), KeyboardInterrupt])
+
+    def broken(_):
+        raise next(errors)
+
+    monkeypatch.setattr(folds.Folds, 'run', broken)
+    with pytest.raises(ValueError, match='on purpose'):
+        Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '2'])
+
+
 def test_two_workers_share_a_study(flags, stub):
     folder = stub(pace=0.1)
     workers = processes(folder, [*flags, *TUNE, '--n_trials', '3'], 2)

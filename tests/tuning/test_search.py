@@ -8,7 +8,7 @@ import yaml
 import configuration
 import Hyperparameter_Search
 from launching import process
-from tests.tuning.stub import TUNE, table_of
+from tests.tuning.stub import TUNE, processes, study_of, table_of
 from tuning import report, search
 
 
@@ -36,6 +36,9 @@ from tuning import report, search
     ([*TUNE, '--n_folds', '20'], '--n_folds 20: only 6 of the 12 classes are not test classes'),
     ([*TUNE, '--split_scheme', 'mlrc', '--n_folds', '7'], 'the val split is empty'),
     ([*TUNE, '--split_scheme', 'half', '--n_folds', '4'], 'half has no folds'),
+    ([*TUNE, '--splits', '{splits}'], 'splits.json has no folds; a search needs --split_scheme class_folds or mlrc or'),
+    ([*TUNE, '--study_name', 'a/b', '--reproductions', '1'], '--study_name a/b: not a name for its --reproductions'),
+    ([*TUNE, '--study_name', 'a' * 195, '--reproductions', '1'], 'at most 200 fit'),
     ([*TUNE, '--split_scheme', 'class_folds', '--splits_to_eval', 'test'], 'validation classes only'),
     ([*TUNE, '--fold', '1'], '--fold: a search sets it itself'),
     ([*TUNE, '--resume', 'here'], '--resume goes with main.py'),
@@ -43,6 +46,8 @@ from tuning import report, search
     ([*TUNE, '--dataset', 'cub200'], '--dataset cub200: expected'),
 ])
 def test_bad_input_is_refused_in_a_sentence_and_leaves_nothing_behind(changed, sentence, flags, tmp_path, capsys):
+    (tmp_path / 'splits.json').write_text('{"train": ["class_00"], "test": ["class_01"]}')
+    changed = [word.replace('{splits}', f'{tmp_path}/splits.json') for word in changed]
     assert Hyperparameter_Search.main([*flags, *changed]) == 2
     error = capsys.readouterr().err
     assert sentence in error and error.startswith('Hyperparameter_Search.py: error: ')
@@ -148,6 +153,17 @@ def test_the_reason_of_a_failed_run(tail, reason, tmp_path):
     assert process.reason(run) == reason
 
 
+def test_two_workers_on_a_grid_leave_points_for_a_larger_search(flags, stub):
+    folder = stub(pace=0.1)
+    grid = [*flags, *TUNE, '--n_epochs', '1', '--sampler', 'grid', '--grid_points', '2', '--n_trials']
+    for worker, out, errors in processes(folder, [*grid, '3'], 2):
+        assert worker.wait(timeout=300) == 0, out.read_text() + errors.read_text()
+    assert len(table_of(folder)) == 3
+    assert Hyperparameter_Search.main([*grid, '4']) == 0
+    rows = table_of(folder)
+    assert len({(row['lr'], row['loss_triplet_margin']) for row in rows}) == 4 == len(rows)
+
+
 def test_an_extended_grid_has_all_points(flags, stub):
     folder = stub()
     grid = [*flags, '--n_epochs', '0', '--tune', 'loss_triplet_margin', '0.1', '0.7', '--sampler', 'grid',
@@ -175,6 +191,22 @@ def test_a_finished_search_is_extended_and_its_ranges_stay(flags, stub, capsys):
         assert {file: file.read_bytes() for file in (folder / 'study').glob('*.*')} == stored
 
 
+def test_a_file_of_a_study_may_move_but_not_change(flags, stub, tmp_path, capsys):
+    folder = stub()
+    first, second = tmp_path / 'first.pth', tmp_path / 'second.pth'
+    first.write_text('weights')
+    arguments = [*[flag for flag in flags if flag != '--not_pretrained'], *TUNE, '--n_epochs', '0', '--n_trials']
+    assert Hyperparameter_Search.main([*arguments, '1', '--weights', str(first)]) == 0
+    first.rename(second)
+    assert Hyperparameter_Search.main([*arguments, '2', '--weights', str(second)]) == 0
+    assert len(table_of(folder)) == 2
+    second.write_text('others')
+    assert Hyperparameter_Search.main([*arguments, '3', '--weights', str(second)]) == 2
+    assert f'was begun with another content of --weights {second}; give that file' in capsys.readouterr().err
+    study_of(folder).set_user_attr('files', {})                     # as in studies of earlier versions
+    assert Hyperparameter_Search.main([*arguments, '3', '--weights', str(second)]) == 0
+
+
 def test_tuned_arguments_of_a_loss_are_merged_with_the_given_ones(flags):
     at = flags.index('--loss')
     arguments = [*flags[:at], *flags[at + 2:], '--loss', 'pml:TripletMarginLoss', '--loss_pml_args', '{swap: true}',
@@ -184,5 +216,5 @@ def test_tuned_arguments_of_a_loss_are_merged_with_the_given_ones(flags):
     (found.folder / 'base.yaml').write_text(yaml.safe_dump(found.settings))
     for command in found.commands({'loss_pml_args.margin': .25}, 'trial', 'trials'):
         assert configuration.parse(command).loss_pml_args == [{'swap': True, 'margin': .25}]
-    best = report.whole(found, SimpleNamespace(params={'loss_pml_args.margin': .25}))
+    best = report.all_settings(found, SimpleNamespace(params={'loss_pml_args.margin': .25}))
     assert next(iter(best.items())) == ('loss_pml_args', [{'swap': True, 'margin': .25}])
