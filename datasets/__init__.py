@@ -74,7 +74,7 @@ def select(opt, input_size):
     if other_data:
         print(f'Note: --dataset {opt.dataset}: {other_data}')
     if splits.scheme(opt, table) != 'predefined':
-        table = replace(table, parts=None, roles=None)       # or else queries would be compared with the gallery only
+        table = without_parts(table)
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation) for name, chosen in split.items()}
     labelled = table
@@ -89,6 +89,15 @@ def select(opt, input_size):
     if other_data:
         description['other_data'] = other_data
     return Data(train, sets, description)
+
+
+def without_parts(table):
+    """The table without official parts and without distractors, which have no class; prints their number."""
+    if 'distractor' in (table.parts or ()):
+        chosen = [i for i, part in enumerate(table.parts) if part != 'distractor']
+        print(f'Note: without --split_scheme predefined, {len(table.parts) - len(chosen):,} distractors are left out')
+        table = table.keep(chosen)
+    return replace(table, parts=None, roles=None)            # or else queries would be compared with the gallery only
 
 
 def unlike_published(dataset, table):
