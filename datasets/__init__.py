@@ -1,9 +1,6 @@
 """Data sets: images of classes, split into training classes and classes for evaluation."""
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-
-from tqdm import tqdm
 
 from datasets import (
     cars196,
@@ -18,7 +15,6 @@ from datasets import (
     transforms,
 )
 from datasets.base import ImageSet, check_names, note_ignored
-from utilities import stopping
 from utilities.errors import UserError, choose
 
 DATASETS = {
@@ -133,21 +129,10 @@ def pipelines(opt, input_size):
 
 def without_bad_images(table):
     """The table without images that cannot be read; prints their number and the first three."""
-    with ThreadPoolExecutor() as pool:
-        readable = list(tqdm(pool.map(is_readable, table.sources), total=len(table.sources), desc='checking images',
-                             disable=None))
+    readable = decoding.of_each(lambda source: bool(decoding.read_upright(source)), table.sources, 'checking images')
     names = [str(source) for source, good in zip(table.sources, readable, strict=True) if not good]
     if names:
         more = ' ...' if len(names) > 3 else ''
         print(f'--skip_bad_images: {len(names)} of {len(table.paths)} images cannot be read and are left out: '
               f'{", ".join(names[:3])}{more}')
     return table.keep([i for i, good in enumerate(readable) if good])
-
-
-def is_readable(source):
-    stopping.check()
-    try:
-        decoding.read_upright(source)
-    except UserError:
-        return False
-    return True

@@ -224,10 +224,7 @@ def image_files(folder, others=None):
 
 
 def subfolders(folder):
-    """
-    The folders directly in `folder`, sorted, without hidden ones such as .ipynb_checkpoints, and without lost+found,
-    which a file system has at its top.
-    """
+    """The folders directly in `folder`, sorted, without hidden ones (.ipynb_checkpoints) and the lost+found of disks."""
     return sorted(path for path in Path(folder).iterdir()
                   if path.is_dir() and not path.name.startswith('.') and path.name != 'lost+found')
 
@@ -250,10 +247,7 @@ def files_in(folder):
 
 
 def note_ignored(ignored, file=None):
-    """
-    Prints how many files are no images, by extension, how many images and folders are not directly in a class folder,
-    and the first three of both. file: None: sys.stdout.
-    """
+    """Prints how many files are no images, and how many others are in no class folder. file: None: sys.stdout."""
     misplaced = {path for path in ignored if Path(path).suffix.lower() in decoding.suffixes() or os.path.isdir(path)}
     others = [path for path in ignored if path not in misplaced]
     counts = Counter(Path(path).suffix.lower() or 'no extension' for path in others)

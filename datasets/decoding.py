@@ -6,12 +6,15 @@ import math
 import os
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
+from tqdm import tqdm
 
+from utilities import stopping
 from utilities.errors import UserError
 
 # The raster formats to read, by Pillow's names, and their file name extensions, for which folders are searched.
@@ -211,3 +214,16 @@ def upright_size(path):
         height = tags.get(ExifTags.Base.ImageLength, image.height)
         orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)     # PNG's own would decode it
         return (height, width) if orientation in (5, 6, 7, 8) else (width, height)
+
+
+def of_each(read, sources, name):
+    """[read(source)] of many images, by several threads; None for an image that is not readable. name: of the bar."""
+    def result(source):
+        stopping.check()
+        try:
+            return read(source)
+        except UserError:
+            return None
+
+    with ThreadPoolExecutor() as pool:
+        return list(tqdm(pool.map(result, sources), total=len(sources), desc=name, disable=None, leave=False))
