@@ -224,7 +224,7 @@ def image_files(folder, others=None):
 
 
 def subfolders(folder):
-    """The folders directly in `folder`, sorted, without hidden ones (.ipynb_checkpoints) and the lost+found of disks."""
+    """The folders directly in `folder`, sorted, without hidden ones (.ipynb_checkpoints) and lost+found of a disk."""
     return sorted(path for path in Path(folder).iterdir()
                   if path.is_dir() and not path.name.startswith('.') and path.name != 'lost+found')
 
@@ -252,12 +252,13 @@ def note_ignored(ignored, file=None):
     others = [path for path in ignored if path not in misplaced]
     counts = Counter(Path(path).suffix.lower() or 'no extension' for path in others)
     kinds = ', '.join(f'{kind} {number:,}' for kind, number in counts.most_common(5)) + ' ...' * (len(counts) > 5)
-    for paths, what in (
-            (others, f'({kinds}) without one of the extensions {" ".join(sorted(decoding.suffixes()))}'),
-            (sorted(misplaced), 'images and folders that are not directly in a class folder')):
+    extensions = ' '.join(sorted(decoding.suffixes()))
+    for paths, reason in (
+            (others, f'their names have none of the extensions {extensions}: {len(others):,} ({kinds})'),
+            (sorted(misplaced), f'they are not directly in a class folder: {len(misplaced):,}')):
         if paths:
             names = ', '.join(map(decoding.printable_path, paths[:3])) + ' ...' * (len(paths) > 3)
-            print(f'Note: not among the images: {len(paths):,} {what}: {names}', file=file)
+            print(f'Note: not among the images, since {reason}: {names}', file=file)
     missing = [kind for kind in decoding.FORMATS['HEIF'] if kind in counts and kind not in decoding.suffixes()]
     if missing:
         print(f'Note: {" and ".join(missing)} can be read after: pip install pillow-heif', file=file)
