@@ -109,7 +109,8 @@ def backbone(opt, name):
     arguments = {'img_size': opt.input_size} if opt.input_size and fixed_size else {}
     network = timm.create_model(name, pretrained=False, num_classes=0, **arguments)
     config = timm.data.resolve_model_data_config(network)
-    size = opt.input_size or config['input_size'][1]
+    height, width = config['input_size'][1:]
+    size = opt.input_size or (height if height == width else [height, width])
     check_size(opt, timm, network, size)
 
     def download():

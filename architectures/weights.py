@@ -43,7 +43,8 @@ def load(opt, name, backbone):
         state = converted(state, source, name, backbone)
     misfits = [key for key in own if key in state and own[key].shape != state[key].shape]
     fitting = OrderedDict((key, value) for key, value in state.items() if key not in misfits)
-    # Only the network's own version: MNASNet needs one, and layers without one convert the names of old weights.
+    # Give the version number of the whole network only: MNASNet does not load without it, and layers that find none
+    # convert old names.
     fitting._metadata = {'': own._metadata['']}
     missing, foreign = backbone.network.load_state_dict(fitting, strict=False)
     missing = [key for key in missing if key not in misfits and not key.endswith('num_batches_tracked')]

@@ -44,7 +44,8 @@ BATCHMINERS = {
 
 def select(opt, takes_miner=lambda part: True):
     """
-    The miner --batch_mining; None for `none`; for a sum of losses a+b, Miners with one for each loss.
+    The miner --batch_mining; None for `none`; for a sum of losses a+b, a list of them, with None for a loss that needs
+    no miner.
 
     takes_miner: (flags of one loss) -> whether it takes a miner; none is built for others.
     """
@@ -52,8 +53,8 @@ def select(opt, takes_miner=lambda part: True):
     used = [takes_miner(part) for part in flags]
     if any(used) or all(part.batch_mining == 'none' for part in flags):
         note(opt, 'batch_mining')
-    miners = Miners(build(part, libraries.arguments(opt, 'miner', place)) if is_used else None
-                    for place, (part, is_used) in enumerate(zip(flags, used, strict=True)))
+    miners = [build(part, libraries.arguments(opt, 'miner', place)) if is_used else None
+              for place, (part, is_used) in enumerate(zip(flags, used, strict=True))]
     return miners if len(miners) > 1 else miners[0]
 
 
@@ -64,10 +65,6 @@ def build(opt, pml_arguments):
         return libraries.PmlMiner(opt, pml_arguments)
     module = choose(BATCHMINERS, opt.batch_mining, '--batch_mining')
     return module and module.BatchMiner(opt)
-
-
-class Miners(list):
-    """The miners of a sum of losses, by position; None where a loss needs none."""
 
 
 def check_feedback(images):
@@ -86,6 +83,6 @@ def check_feedback(images):
 
 def note_batch(miner, **batch):
     """Notes `indices` [B], `step` and `epoch` of a batch for the miners whose __call__ names them."""
-    for one in miner if isinstance(miner, Miners) else [miner]:
+    for one in miner if isinstance(miner, list) else [miner]:
         if hasattr(one, '__dict__'):
             one.of_step = types.SimpleNamespace(**batch)

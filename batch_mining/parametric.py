@@ -125,7 +125,8 @@ def sample_weighted(weights, n=1):
     Samples n columns from each row of `weights` [B, N], with replacement and with probability in proportion to their
     weights: [B, n]. In a row of zeros, the columns are arbitrary; in other rows, none of weight 0 is sampled.
     """
-    # cumulative sums must not change where a weight is 0: so they are in float64, which MPS lacks, and on the CPU
+    # A cumulative sum must not change at a weight of 0. GPUs add in parallel and need float64 for that, which MPS
+    # lacks; the CPU adds in order.
     exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
     total = cumulated[:, -1:]

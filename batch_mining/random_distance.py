@@ -47,7 +47,7 @@ def random_distance_triplets(batch, labels, lower_cutoff=0.5, positives='one'):
 def negative_weights(batch, same, lower_cutoff=0.5):
     """
     [B, B] weights of each row's negatives, in proportion to their probabilities; 0 where `same`. The largest weight of
-    a row is between 1 / 2B and 2. The weights of rows without a negative are arbitrary.
+    a row is between 1 / 2B and 1 / lower_cutoff. The weights of rows without a negative are arbitrary.
 
     log 1/q(d) = (2 − D) log d − (D − 3)/2 log(1 − d²/4), up to a constant: with s = d² and u = s (1 − s/4), 1/q is
     u^(−(D − 3)/2) / √s.
@@ -68,7 +68,8 @@ def sample_weighted(weights, n=1):
     Samples n columns from each row of `weights` [B, N], with replacement and with probability in proportion to their
     weights: [B, n]. In a row of zeros, the columns are arbitrary; in other rows, none of weight 0 is sampled.
     """
-    # cumulative sums must not change where a weight is 0: so they are in float64, which MPS lacks, and on the CPU
+    # A cumulative sum must not change at a weight of 0. GPUs add in parallel and need float64 for that, which MPS
+    # lacks; the CPU adds in order.
     exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
     total = cumulated[:, -1:]

@@ -1,9 +1,6 @@
 """Data sets: images of classes, split into training classes and classes for evaluation."""
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-
-from tqdm import tqdm
 
 from datasets import (
     cars196,
@@ -18,7 +15,6 @@ from datasets import (
     transforms,
 )
 from datasets.base import ImageSet, check_names, note_ignored
-from utilities import stopping
 from utilities.errors import UserError, choose
 
 DATASETS = {
@@ -74,7 +70,7 @@ def select(opt, input_size):
     if other_data:
         print(f'Note: --dataset {opt.dataset}: {other_data}')
     if splits.scheme(opt, table) != 'predefined':
-        table = replace(table, parts=None, roles=None)       # or else queries would be compared with the gallery only
+        table = without_parts(table)
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation) for name, chosen in split.items()}
     labelled = table
@@ -89,6 +85,15 @@ def select(opt, input_size):
     if other_data:
         description['other_data'] = other_data
     return Data(train, sets, description)
+
+
+def without_parts(table):
+    """The table without official parts and without distractors, which have no class; prints their number."""
+    if 'distractor' in (table.parts or ()):
+        chosen = [i for i, part in enumerate(table.parts) if part != 'distractor']
+        print(f'Note: without --split_scheme predefined, {len(table.parts) - len(chosen):,} distractors are left out')
+        table = table.keep(chosen)
+    return replace(table, parts=None, roles=None)            # or else queries would be compared with the gallery only
 
 
 def unlike_published(dataset, table):
@@ -124,21 +129,10 @@ def pipelines(opt, input_size):
 
 def without_bad_images(table):
     """The table without images that cannot be read; prints their number and the first three."""
-    with ThreadPoolExecutor() as pool:
-        readable = list(tqdm(pool.map(is_readable, table.sources), total=len(table.sources), desc='checking images',
-                             disable=None))
+    readable = decoding.of_each(lambda source: bool(decoding.read_upright(source)), table.sources, 'checking images')
     names = [str(source) for source, good in zip(table.sources, readable, strict=True) if not good]
     if names:
         more = ' ...' if len(names) > 3 else ''
         print(f'--skip_bad_images: {len(names)} of {len(table.paths)} images cannot be read and are left out: '
               f'{", ".join(names[:3])}{more}')
     return table.keep([i for i, good in enumerate(readable) if good])
-
-
-def is_readable(source):
-    stopping.check()
-    try:
-        decoding.read_upright(source)
-    except UserError:
-        return False
-    return True

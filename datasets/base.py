@@ -224,8 +224,9 @@ def image_files(folder, others=None):
 
 
 def subfolders(folder):
-    """The folders directly in `folder`, sorted, without hidden ones such as .ipynb_checkpoints."""
-    return sorted(path for path in Path(folder).iterdir() if path.is_dir() and not path.name.startswith('.'))
+    """The folders directly in `folder`, sorted, without hidden ones (.ipynb_checkpoints) and lost+found of a disk."""
+    return sorted(path for path in Path(folder).iterdir()
+                  if path.is_dir() and not path.name.startswith('.') and path.name != 'lost+found')
 
 
 def class_folders(folder, **properties):
@@ -246,14 +247,18 @@ def files_in(folder):
 
 
 def note_ignored(ignored, file=None):
-    """Prints how many files and folders are not images, by extension, and the first three. file: None: sys.stdout."""
-    if not ignored:
-        return
-    counts = Counter(Path(path).suffix.lower() or 'no extension' for path in ignored)
+    """Prints how many files are no images, and how many others are in no class folder. file: None: sys.stdout."""
+    misplaced = {path for path in ignored if Path(path).suffix.lower() in decoding.suffixes() or os.path.isdir(path)}
+    others = [path for path in ignored if path not in misplaced]
+    counts = Counter(Path(path).suffix.lower() or 'no extension' for path in others)
     kinds = ', '.join(f'{kind} {number:,}' for kind, number in counts.most_common(5)) + ' ...' * (len(counts) > 5)
-    names = ', '.join(map(decoding.printable_path, ignored[:3])) + ' ...' * (len(ignored) > 3)
-    print(f'Note: not among the images, since their names have none of the extensions '
-          f'{" ".join(sorted(decoding.suffixes()))}: {len(ignored):,} ({kinds}): {names}', file=file)
+    extensions = ' '.join(sorted(decoding.suffixes()))
+    for paths, reason in (
+            (others, f'their names have none of the extensions {extensions}: {len(others):,} ({kinds})'),
+            (sorted(misplaced), f'they are not directly in a class folder: {len(misplaced):,}')):
+        if paths:
+            names = ', '.join(map(decoding.printable_path, paths[:3])) + ' ...' * (len(paths) > 3)
+            print(f'Note: not among the images, since {reason}: {names}', file=file)
     missing = [kind for kind in decoding.FORMATS['HEIF'] if kind in counts and kind not in decoding.suffixes()]
     if missing:
         print(f'Note: {" and ".join(missing)} can be read after: pip install pillow-heif', file=file)

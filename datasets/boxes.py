@@ -1,13 +1,9 @@
 """Boxes: parts of images that a CSV file lists, cropped when they are read. Off where it has no columns of boxes."""
 import math
 import re
-from concurrent.futures import ThreadPoolExecutor
-
-from tqdm import tqdm
 
 from datasets import decoding
 from datasets.decoding import Box
-from utilities import stopping
 from utilities.errors import UserError
 
 COLUMNS = ('x1', 'y1', 'x2', 'y2')
@@ -59,7 +55,8 @@ def from_rows(file, rows, lines, paths, columns):
         order = 'left, top, width, height' if are_sizes else 'left, top, right, bottom'
         unit = 'fractions of the image' if are_fractions else 'pixels'
         print(f'Note: --csv {file}: boxes are read from {names}: {order}, in {unit}')
-    sizes = upright_sizes(paths)
+    files = list(dict.fromkeys(paths))
+    sizes = dict(zip(files, decoding.of_each(decoding.upright_size, files, 'sizes of images'), strict=True))
     found = []
     n_clipped = 0
     for entry, path, line in zip(entries, paths, lines, strict=True):
@@ -112,18 +109,3 @@ def in_fractions(where, entries, lines):
 
 def joined(values):
     return ','.join(f'{value:g}' for value in values)
-
-
-def upright_sizes(paths):
-    """{path: (width, height) of the image in pixels, upright; None for a file that is not a readable image}"""
-    def size(path):
-        stopping.check()
-        try:
-            return decoding.upright_size(path)
-        except UserError:
-            return None
-
-    files = list(dict.fromkeys(paths))
-    with ThreadPoolExecutor() as pool:
-        sizes = tqdm(pool.map(size, files), total=len(files), desc='sizes of images', disable=None, leave=False)
-        return dict(zip(files, sizes, strict=True))

@@ -18,5 +18,6 @@ From https://www.vision.caltech.edu/datasets/cub_200_2011/; --download downloads
 
 def load(opt):
     if opt.download:
-        fetch(ARCHIVE, MD5, Path(opt.source_path) / 'cub200')
+        source = Path(opt.source_path)
+        fetch(ARCHIVE, MD5, source / 'cub200', [source / layout for layout in LAYOUTS])
     return class_folders(find(opt, 'cub200', LAYOUTS, WHERE))

@@ -6,12 +6,15 @@ import math
 import os
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
+from tqdm import tqdm
 
+from utilities import stopping
 from utilities.errors import UserError
 
 # The raster formats to read, by Pillow's names, and their file name extensions, for which folders are searched.
@@ -23,7 +26,7 @@ FORMATS = {'JPEG': ('.jpg', '.jpeg', '.jfif'), 'PNG': ('.png',), 'BMP': ('.bmp',
 NEEDS = {'AVIF': 'avif', 'WEBP': 'webp', 'JPEG2000': 'jpg_2000'}         # Pillow's features, by format
 TRANSPARENT = ('RGBA', 'LA', 'PA')
 DEEP_COLOURS = re.compile(';16[BLN]')        # in Pillow's name of 16-bit colours, of which it loads the upper bytes
-DARK = 16                                                               # grey level of 255; darker images look black
+DARK = 16                             # grey level, of 255, that the brightest pixel of an image must reach
 MAX_SCANS = 100              # limit of a JPEG file, as in libtiff; usual files have 1 to 10, each as slow as an image
 MARKER = re.compile(rb'\xff([^\x00\x01\xd0-\xd8\xff])')             # a JPEG's marker with a length after it, or END
 SCAN, END = b'\xda', b'\xd9'
@@ -33,9 +36,11 @@ warnings.simplefilter('ignore', Image.DecompressionBombWarning)        # check_s
 
 @contextlib.contextmanager
 def named(path):
-    """In the block, which reads the image at `path`, any exception becomes a UserError with the file's name."""
+    """In the block, which reads the image at `path`, all but a MemoryError becomes a UserError with the file's name."""
     try:
         yield
+    except MemoryError:
+        raise
     except Exception as error:  # decoders raise all kinds of exceptions on broken files
         raise UserError(f'{path}: not a readable image ({decoding_reason(error)}). Replace it, or leave such files out '
                         'with --skip_bad_images.') from None
@@ -126,10 +131,17 @@ def printable_path(path):
     return os.fsencode(path).decode(errors='backslashreplace')
 
 
+def refuse_folder(error):
+    """Raises UserError for a folder that os.walk cannot list, and would leave out. lost+found may be left out."""
+    if not error.filename.endswith('lost+found'):
+        raise UserError(f'{error.filename}: {error.strerror}; allow to list this folder, or move it elsewhere')
+
+
 def upright(image):
     """
     An opened PIL image -> the decoded image, upright, in RGB or, if it is grey, in L. Raises ValueError as
-    check_scans() and in_8_bits().
+    check_scans() and in_8_bits(), and for an image of more than 8 bits per channel that would be black, such as one
+    with 8-bit values in a 16-bit file.
     """
     check_scans(image)
     # a loaded image of colours no longer tells how many bits they had
@@ -137,27 +149,31 @@ def upright(image):
     ImageOps.exif_transpose(image, in_place=True)                          # loads it
     if is_deep:
         image = in_8_bits(image)
+    is_dark = is_deep and image.convert('L').getextrema()[1] < DARK
     if image.mode in TRANSPARENT or 'transparency' in image.info:
         image = image.convert('RGBA')
         image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
+    if is_dark and np.ptp(image.convert('L').getextrema()) < DARK:         # unlike black on a transparent ground
+        raise ValueError('it would be black: it has more than 8 bits per channel, where white is 65,535, or 1 in '
+                         'floats, but only dark values; save it with 8 bits per channel')
     return image if image.mode in ('RGB', 'L') else image.convert('L' if image.mode == '1' else 'RGB')
 
 
 def in_8_bits(image):
     """
     A loaded PIL image of more than 8 bits per channel -> the image in 8 bits. White is 65,535, or 1 in floats; of
-    integers, the upper bytes are kept. Raises ValueError for values out of this range, and for an image that would be
-    black, such as one with 8-bit values in a 16-bit file.
+    integers, the upper bytes are kept, also of the colour that is transparent. Raises ValueError for values out of this
+    range.
     """
+    clear = image.info.get('transparency')
     if image.mode[0] in 'IF':
         values = np.asarray(image)
         if not (values.min() >= 0 and values.max() <= (1 if image.mode == 'F' else 65535)):       # or NaN
             raise ValueError(f'its values lie between {values.min():g} and {values.max():g}; expected floats in '
                              '[0, 1], or integers from 0 to 65,535')
         image = Image.fromarray((np.rint(values * 255) if image.mode == 'F' else values >> 8).astype(np.uint8))
-    if image.convert('L').getextrema()[1] < DARK:
-        raise ValueError('it would be black: it has more than 8 bits per channel, where white is 65,535, or 1 in '
-                         'floats, but only dark values; save it with 8 bits per channel')
+    if clear is not None:
+        image.info['transparency'] = clear >> 8 if isinstance(clear, int) else tuple(value >> 8 for value in clear)
     return image
 
 
@@ -193,6 +209,21 @@ def upright_size(path):
     read_upright.
     """
     with named(path), open_image(path) as image:
-        width, height = image.size
+        tags = getattr(image, 'tag_v2', {})                      # of TIFF, where image.size may be upright already
+        width = tags.get(ExifTags.Base.ImageWidth, image.width)
+        height = tags.get(ExifTags.Base.ImageLength, image.height)
         orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)     # PNG's own would decode it
         return (height, width) if orientation in (5, 6, 7, 8) else (width, height)
+
+
+def of_each(read, sources, name):
+    """[read(source)] of many images, by several threads; None for an image that is not readable. name: of the bar."""
+    def result(source):
+        stopping.check()
+        try:
+            return read(source)
+        except UserError:
+            return None
+
+    with ThreadPoolExecutor() as pool:
+        return list(tqdm(pool.map(result, sources), total=len(sources), desc=name, disable=None, leave=False))

@@ -1,5 +1,6 @@
 """Downloads that continue after an interruption, are checked by their MD5 hash, and are unpacked."""
 import http.client
+import os
 import tarfile
 import urllib.error
 import urllib.request
@@ -14,22 +15,26 @@ from utilities.errors import UserError
 from utilities.files import file_hash
 
 
-def fetch(url, md5, folder):
+def fetch(url, md5, folder, places):
     """
-    Downloads the archive at `url`, a .zip or .tgz file of this MD5 hash, into `folder` and unpacks it, unless this has
-    been done before. Of several processes, the first does so, and the others wait for it.
+    Downloads the archive at `url`, a .zip or .tgz file of this MD5 hash, into `folder`, unpacks it and removes it. Does
+    nothing if one of `places`, where its content may be, exists, unless the archive is there, too: then an earlier
+    attempt was interrupted. Of several processes, the first does so, and the others wait for it.
 
     Raises UserError if the server does not answer, the archive is another file, or the folder cannot be written to.
     """
     folder = Path(folder)
     archive = folder / url.rsplit('/', 1)[-1]
-    done = archive.with_name(archive.name + '.unpacked')
-    if done.exists():
+
+    def is_done():
+        return any(map(os.path.exists, places)) and not archive.exists()
+
+    if is_done():
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with lock.held(folder, f'--download: another process downloads into {folder}; waiting for it'):
-            if done.exists():
+            if is_done():
                 return
             if not archive.exists():
                 download(url, archive)
@@ -38,7 +43,6 @@ def fetch(url, md5, folder):
                 raise UserError(f'--download: {archive} is not the expected file (md5 {found}, expected {md5}); remove '
                                 'it and start again, or fetch the data by hand')
             unpack(archive, folder)
-            done.touch()
             archive.unlink()
     except OSError as error:
         raise UserError(f'--download: {error.filename or folder}: {error.strerror or error}') from None
@@ -75,6 +79,9 @@ def unpack(archive, folder):
         with zipfile.ZipFile(archive) as content:
             for name in stopping.checked(tqdm(content.namelist(), desc=f'unpacking {archive.name}', disable=None)):
                 content.extract(name, folder)
+    elif not hasattr(tarfile, 'data_filter'):
+        raise UserError(f'--download: Python before 3.11.4 cannot unpack {archive} safely; unpack it by hand and leave '
+                        '--download out')
     else:
         with tarfile.open(archive) as content:
             content.extractall(folder, members=stopping.checked(content), filter='data')

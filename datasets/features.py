@@ -61,8 +61,8 @@ def file_of(opt, network, images, batches):
     states = [os.stat(path) for path in images.paths]
     files = [*map(str, images.sources), *((state.st_size, state.st_mtime_ns) for state in states)]
     weights = network.backbone.state_dict() | {'mean': network.mean, 'std': network.std}
-    settings = [opt.arch, opt.pool, network.input_size, images.transform, str(opt.device), torch.__version__,
-                checksum({name: tensor.cpu() for name, tensor in weights.items()}), files, batches]
+    settings = [opt.arch, opt.pool, network.input_size, network.bgr, images.transform, str(opt.device),
+                torch.__version__, checksum({name: tensor.cpu() for name, tensor in weights.items()}), files, batches]
     return cache_folder() / f'features_{hashlib.sha256(repr(settings).encode()).hexdigest()[:32]}.float32'
 
 
@@ -77,14 +77,17 @@ def read(file, shape):
 
 
 def write(file, rows):
-    """Writes features [N, F] as float32; prints a note if this is not possible."""
+    """Writes features [N, F] as float32; prints a note if this is not possible, or if they exceed the LIMIT."""
     try:
+        if rows.nbytes > LIMIT:
+            raise OSError(f'they need {rows.nbytes / 1e9:.1f} GB, and at most {LIMIT / 1e9:g} GB are kept')
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic(file) as temporary:
             rows.numpy().tofile(temporary)
     except OSError as error:
         print(f'Note: the features are not kept for further runs: {error}', file=sys.stderr)
     with contextlib.suppress(OSError):                   # another run may remove the same files
-        files = sorted(file.parent.glob('features_*'), key=lambda path: path.stat().st_mtime)
+        # with temporary files of killed runs
+        files = sorted(file.parent.glob('*features_*'), key=lambda path: path.stat().st_mtime)
         while sum(path.stat().st_size for path in files) > LIMIT:
             files.pop(0).unlink()

@@ -7,7 +7,7 @@ import re
 from collections import ChainMap, Counter
 from pathlib import Path
 
-from datasets import image_list
+from datasets import decoding, image_list
 from datasets.base import ImageTable, class_folders, files_in, find, image_files, note_similar_labels, subfolders
 from utilities.errors import UserError
 
@@ -30,6 +30,9 @@ def load(opt):
             require_no_deeper(source)
     if not table:
         table = in_folders(find(opt, 'folder', ['images'], WHERE))
+    if {*table.classes} == {'.'} and not opt.unsupervised and not opt.evaluate:
+        raise UserError(f'{source / "images"}: its images are in no class folders; make a folder for each class, list '
+                        'the images in a --csv, or train without labels by --unsupervised')
     note_similar_labels(f'--source_path {opt.source_path}', set(table.classes))
     return table
 
@@ -123,7 +126,7 @@ def nested(folder):
     paths = []
     classes = []
     beside = []
-    for above, folders, _ in os.walk(folder, followlinks=True):
+    for above, folders, _ in os.walk(folder, onerror=decoding.refuse_folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith('.')]
         walked.append(Path(above))
     for path in sorted(walked):

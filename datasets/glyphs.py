@@ -7,8 +7,7 @@ scale, stroke width and noise. The images, PNG files of 40 x 40 pixels, are rend
 folder.
 """
 import hashlib
-import os
-import shutil
+import tempfile
 import unicodedata
 import zlib
 from pathlib import Path
@@ -133,18 +132,18 @@ def render(letter, font, random):
 
 def render_all(fonts, path):
     """Renders every image into a temporary folder and renames it to `path` when it is complete."""
-    unfinished = path.with_name(f'.{path.name}.{os.getpid()}')
     bar = tqdm(distinct(letters(fonts)).items(), desc='rendering the glyphs, once', unit='class', disable=None)
     try:
         with writing(path):
-            for letter, its_fonts in stopping.checked(bar):
-                render_class(letter, its_fonts, unfinished)
-            unfinished.rename(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f'.{path.name}.', dir=path.parent) as temporary:
+                unfinished = Path(temporary) / path.name           # readable by others, unlike the temporary folder
+                for letter, its_fonts in stopping.checked(bar):
+                    render_class(letter, its_fonts, unfinished)
+                unfinished.rename(path)
     except OSError:
         if not path.exists():                # else another process was faster, with the same images
             raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def render_class(letter, fonts, folder):

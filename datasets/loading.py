@@ -9,6 +9,7 @@ import torch
 
 from utilities import exchange, processes
 from utilities.device import is_gpu, keep_freed
+from utilities.errors import UserError
 from utilities.randomness import derive
 
 
@@ -137,15 +138,20 @@ class TrainingLoader:
             self.of_workers = now
 
     def sampled(self, epoch):
-        """The epoch's batches, lists of (index, seed); the views of an image follow each other."""
+        """
+        The epoch's batches, lists of (index, seed); the views of an image follow each other. A sampler that ends before
+        --iterations_per_epoch begins again. Raises UserError for one without a batch.
+        """
         n_batches = self.opt.iterations_per_epoch or len(self.sampler)
-        endless = itertools.chain.from_iterable(itertools.repeat(self.sampler))          # begins again where it ends
+        chosen = []
+        while len(chosen) < n_batches or not chosen:
+            more = [[*map(int, batch)] for batch in itertools.islice(self.sampler, n_batches - len(chosen))]
+            if not more:
+                raise UserError(f'--data_sampler {self.opt.data_sampler} gives no batch of --bs {self.opt.bs} from '
+                                f'{len(self.dataset)} images')
+            chosen += more
         seeds = (derive(self.opt.seed, epoch, position) for position in itertools.count())
-        batches = []
-        for batch in itertools.islice(endless, n_batches):
-            views = [int(index) for index in batch for _ in range(self.opt.views)]
-            batches.append([(index, next(seeds)) for index in views])
-        return batches
+        return [[(index, next(seeds)) for index in batch for _ in range(self.opt.views)] for batch in chosen]
 
     def __len__(self):
         return len(self.batches)

@@ -8,6 +8,7 @@ CHARACTERS = True            # its images must not be flipped or cropped
 ROOT = 'https://raw.githubusercontent.com/brendenlake/omniglot/master/python/'
 ARCHIVES = {'images_background.zip': '68d2efa1b9178cc56df9314c21c6e718',            # their MD5 hashes
             'images_evaluation.zip': '6b91aef0f799c5bb55b94e3f2daec811'}
+PUBLISHED = {'all': (32460, 1623)}                   # images and classes of both parts
 WHERE = '''omniglot/
     images/<Alphabet>.<character>/*.png
 or  images_background/<Alphabet>/<character>/*.png     also in omniglot-py/, as torchvision has them
@@ -16,11 +17,10 @@ From https://github.com/brendenlake/omniglot; --download downloads it.'''
 
 
 def load(opt):
-    if opt.download:
-        for archive, md5 in ARCHIVES.items():
-            fetch(ROOT + archive, md5, Path(opt.source_path) / 'omniglot')
-    path = find(opt, 'omniglot', ['omniglot/images', 'omniglot/images_background',
-                                  'omniglot/omniglot-py/images_background', 'omniglot-py/images_background'], WHERE)
+    source = Path(opt.source_path)
+    for archive, md5 in ARCHIVES.items() if opt.download else ():
+        fetch(ROOT + archive, md5, source / 'omniglot', [source / layout for layout in layouts(Path(archive).stem)])
+    path = find(opt, 'omniglot', layouts('images_background'), WHERE)
     if path.name == 'images':
         table = class_folders(path)
         table.superclasses = alphabets(table.classes)
@@ -28,12 +28,18 @@ def load(opt):
     paths = []
     classes = []
     ignored = []
-    for part in ('images_background', 'images_evaluation'):
-        for character in sorted((path.parent / part).glob('[!.]*/[!.]*/')):
+    evaluation = [source / layout for layout in layouts('images_evaluation') if (source / layout).exists()]
+    for part in (path, *evaluation[:1]):
+        for character in sorted(part.glob('[!.]*/[!.]*/')):
             files = image_files(character, ignored)
             paths += files
             classes += [f'{character.parent.name}.{character.name}'] * len(files)
     return ImageTable(paths, classes, superclasses=alphabets(classes), ignored=ignored)
+
+
+def layouts(part):
+    """Paths below --source_path of the folder with all images, and of this part of the original download."""
+    return ['omniglot/images', *(f'{above}/{part}' for above in ('omniglot', 'omniglot/omniglot-py', 'omniglot-py'))]
 
 
 def alphabets(classes):

@@ -46,7 +46,7 @@ def in_folder(folder):
     """The images in a folder and in its folders, and the other files there, both sorted, without hidden ones."""
     images = []
     others = []
-    for above, folders, files in os.walk(folder, followlinks=True):
+    for above, folders, files in os.walk(folder, onerror=decoding.refuse_folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith('.')]
         for name in files:
             if not name.startswith('.'):

@@ -107,6 +107,15 @@ def test_networks_take_rectangles(arch, flags):
     assert embeddings.shape == (2, 128) and features.shape == (2, model.n_features)
 
 
+def test_a_network_of_timm_for_tall_images_keeps_its_size(monkeypatch):
+    """As that of vit_base_patch16_sapiens2, which is larger."""
+    timm = pytest.importorskip('timm')
+    config = timm.data.resolve_model_data_config
+    monkeypatch.setattr(timm.data, 'resolve_model_data_config', lambda net: config(net) | {'input_size': (3, 64, 32)})
+    opt = configuration.parse(['--arch', 'timm:test_resnet_normalize', '--not_pretrained'])
+    assert architectures.select(opt).input_size == [64, 32]
+
+
 @pytest.mark.parametrize('flags, sentence', [
     (['--arch', 'torchvision:vit_b_16', '--input_size', '64', '32'],
      '--input_size 64 x 32: the network cannot process images of this size'),

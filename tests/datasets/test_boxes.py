@@ -132,6 +132,17 @@ def test_boxes_in_fractions_of_the_image(names, are_sizes, scenes, table, opt, c
     assert torch.equal(data.train[0, 5][0], whole.train[0, 5][0])
 
 
+@pytest.mark.parametrize('suffix', ['png', 'jpg', 'tif'])
+@pytest.mark.parametrize('orientation', range(1, 9))
+def test_the_size_of_an_image_that_exif_turns(orientation, suffix, tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    file = tmp_path / f'a.{suffix}'
+    Image.new('RGB', (30, 20)).save(file, exif=exif)
+    size = (30, 20) if orientation < 5 else (20, 30)
+    assert decoding.upright_size(file) == decoding.read_upright(file).size == size
+
+
 def test_boxes_that_reach_beyond_their_images_are_clipped(scenes, table, opt, capsys):
     table.loc[0, ['x1', 'y1', 'x2', 'y2']] = -4, 5, 200, 60
     table.loc[1, ['x1', 'y1', 'x2', 'y2']] = 70, 50, 81, 61

@@ -11,6 +11,7 @@ from PIL import Image
 import configuration
 import datasets
 from datasets import base, decoding, splits, transforms
+from retrieval import photos
 from utilities.errors import UserError
 
 
@@ -144,6 +145,32 @@ def test_nested_folders_are_superclasses(opt, tmp_path):
         select(opt, tmp_path, 'folder')
     write(tmp_path / 'images' / 'snake' / '0.png')                       # then only the folders in images/ are classes
     assert select(opt, tmp_path, 'folder', split_scheme='half', test_size=0).train.superclass_labels is None
+
+
+def test_a_folder_that_cannot_be_listed_is_named(opt, tmp_path, monkeypatch):
+    for name in ('birds/owl', 'cats/lynx'):
+        write(tmp_path / 'images' / name / '0.png')
+
+    def refused(folder, scandir=os.scandir):
+        if str(folder).endswith(('owl', 'lost+found')):
+            raise PermissionError(13, 'Permission denied', folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, 'scandir', refused)
+    for find in (lambda: select(opt, tmp_path), lambda: photos.find([tmp_path / 'images'])):
+        with pytest.raises(UserError, match='images/birds/owl: Permission denied; allow to list this folder'):
+            find()
+    (tmp_path / 'images' / 'birds' / 'owl').rename(tmp_path / 'images' / 'birds' / 'lost+found')
+    assert photos.find([tmp_path / 'images']) == [str(tmp_path / 'images' / 'cats' / 'lynx' / '0.png')]
+
+
+def test_images_without_class_folders(opt, tmp_path):
+    for i in range(4):
+        write(tmp_path / 'images' / f'{i}.png')
+    with pytest.raises(UserError, match='images: its images are in no class folders; make a folder for each class, '):
+        select(opt, tmp_path)
+    for flags in ({'unsupervised': True, 'split_scheme': 'closed_set', 'n_folds': 2}, {'evaluate': 'run'}):
+        assert sum(map(len, select(opt, tmp_path, **flags).evaluation.values())) == 4
 
 
 @pytest.mark.parametrize('dataset', [name for name, file in datasets.DATASETS.items() if hasattr(file, 'WHERE')])
@@ -387,6 +414,11 @@ def test_a_broken_image_is_named(opt, tmp_path):
         list(torch.utils.data.DataLoader(data.evaluation['train'], num_workers=2))
 
 
+def test_memory_that_runs_out_is_no_broken_image():
+    with pytest.raises(MemoryError), decoding.named('a.png'):
+        raise MemoryError
+
+
 def test_no_other_program_reads_an_image_whatever_its_name(opt, tmp_path, capsys, other_program):
     broken_images(tmp_path)
     (tmp_path / 'images' / 'd' / 'photo.jpg').write_bytes(other_program.eps)
@@ -416,10 +448,16 @@ def test_what_is_no_image_is_counted_and_named(opt, patterns, tmp_path, capsys):
         (folder / 'class_03' / 'more').mkdir()
         for name in ('class_00/1.heif', 'class_00/2.MOV', 'class_01/3.mov', 'class_02/notes', '.hidden', 'loose.mov'):
             (folder / name).touch()
+        if n_more:
+            write(folder / 'loose.png')
+            write(folder / 'fish' / 'perch' / '1.png')
         select(opt, tmp_path / str(n_more), 'folder')
-        line, = [line for line in capsys.readouterr().out.splitlines() if 'not among the images' in line]
-        assert f': {5 + n_more} (.mov 3, ' in line and f'no extension {1 + n_more}' in line and 'loose.mov' in line
+        line, *more = [line for line in capsys.readouterr().out.splitlines() if 'not among the images' in line]
+        assert ': 5 (.mov 3, ' in line and 'no extension 1): ' in line and 'loose.mov' in line
         assert 'hidden' not in line
+        names = ', '.join(str(folder / name) for name in ('class_03/more', 'fish/perch', 'loose.png'))
+        assert more == n_more * ['Note: not among the images, since they are not directly in a class folder: 3: '
+                                 f'{names}']
 
 
 def test_pixels_are_counted_before_they_are_decoded(opt, patterns, tmp_path, capsys, monkeypatch, bomb):

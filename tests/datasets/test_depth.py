@@ -15,8 +15,11 @@ from tests.helpers import folder_of
 from utilities.errors import UserError
 
 
-def as_png(values):
-    """A PNG file of 16 bits per channel, as OpenCV and libpng write it. values: uint16 [H, W, 1 or 3]."""
+def as_png(values, clear=()):
+    """
+    A PNG file of 16 bits per channel, as OpenCV and libpng write it. values: uint16 [H, W, 1, 3 or 4]. clear: the
+    values of a colour that is transparent.
+    """
     height, width, n_channels = values.shape
 
     def chunk(kind, body):
@@ -24,7 +27,9 @@ def as_png(values):
 
     header = struct.pack('>IIBBBBB', width, height, 16, {1: 0, 3: 2, 4: 6}[n_channels], 0, 0, 0)
     lines = b''.join(b'\0' + line.astype('>u2').tobytes() for line in values)
-    return (b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', header) + chunk(b'IDAT', zlib.compress(lines)) + chunk(b'IEND', b''))
+    transparent = chunk(b'tRNS', np.array(clear, '>u2').tobytes()) if clear else b''
+    return (b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', header) + transparent + chunk(b'IDAT', zlib.compress(lines))
+            + chunk(b'IEND', b''))
 
 
 def as_tiff(values):
@@ -51,6 +56,9 @@ BLACK = {
     '32 bits': ('.tif', lambda grey: as_tiff(grey.astype(np.int32))),
     '16 bits of 8, TIFF': ('.tif', lambda grey: as_tiff(grey.astype(np.uint16))),
     '16 bits of 8, colour PNG': ('.png', lambda grey: as_png(colours(grey.astype(np.uint16)))),
+    '16 bits of 8, opaque': ('.png', lambda grey: as_png(np.dstack([colours(grey), np.full_like(grey, 255)]))),
+    '16 bits of 8, black and opaque': ('.png', lambda grey: as_png(np.dstack([colours(0 * grey.astype(np.uint16)),
+                                                                              np.full(grey.shape, 65535, np.uint16)]))),
 }
 
 
@@ -132,3 +140,18 @@ def test_transparent_colours_of_16_bits(tmp_path):
     values[:2, :, 3] = 0
     (tmp_path / 'a.png').write_bytes(as_png(values * 257))
     assert np.unique(np.asarray(decoding.read_upright(tmp_path / 'a.png'))[:, 0, 0]).tolist() == [200, 255]
+
+
+def test_black_ink_on_a_transparent_ground(tmp_path):
+    values = np.zeros((4, 6, 4), np.uint16)
+    values[:2, :, 3] = 65535
+    (tmp_path / 'a.png').write_bytes(as_png(values))
+    assert np.asarray(decoding.read_upright(tmp_path / 'a.png'))[:, 0, 0].tolist() == [0, 0, 255, 255]
+
+
+@pytest.mark.parametrize('n_channels', [1, 3])
+def test_a_transparent_colour_of_16_bits(n_channels, tmp_path):
+    values = np.full((4, 6, n_channels), 200 * 256 + 3, np.uint16)
+    values[:2] = 100 * 256 + 7
+    (tmp_path / 'a.png').write_bytes(as_png(values, clear=[100 * 256 + 7] * n_channels))
+    assert np.asarray(decoding.read_upright(tmp_path / 'a.png').convert('L'))[:, 0].tolist() == [255, 255, 200, 200]

@@ -1,8 +1,10 @@
 """Downloads continue, are checked, and are unpacked."""
 import contextlib
+import functools
 import hashlib
 import io
 import multiprocessing
+import shutil
 import tarfile
 import threading
 import zipfile
@@ -66,19 +68,26 @@ def md5(content):
 def test_a_download_continues_is_checked_and_unpacked_once(server, tmp_path):
     server.content = tar_of({'a/b.txt': bytes(np.random.default_rng(0).bytes(5000))})
     server.cut = 3000
-    url, checksum = server.url + '/data.tgz', md5(server.content)
+    fetch = functools.partial(download.fetch, server.url + '/data.tgz', md5(server.content), tmp_path,
+                              [tmp_path / 'other', tmp_path / 'a'])
     with pytest.raises(UserError, match=r'3000 of \d+ bytes. Start again to continue from'):
-        download.fetch(url, checksum, tmp_path)
+        fetch()
     server.cut = None
-    download.fetch(url, checksum, tmp_path)
+    fetch()
     assert server.requests == [0, 3000] and (tmp_path / 'a' / 'b.txt').stat().st_size == 5000
-    assert {file.name for file in tmp_path.iterdir()} == {'a', 'data.tgz.unpacked'}
-    download.fetch(url, checksum, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ['a']
+    fetch()
     assert server.requests == [0, 3000]
-    (tmp_path / 'data.tgz.unpacked').unlink()                      # all fetched, then killed before the check
+    shutil.rmtree(tmp_path / 'a')                                  # all fetched, then killed before the check
     (tmp_path / 'data.tgz.part').write_bytes(server.content)
-    download.fetch(url, checksum, tmp_path)
-    assert (tmp_path / 'data.tgz.unpacked').exists()
+    fetch()
+    (tmp_path / 'a' / 'b.txt').unlink()                            # killed while it was unpacked
+    (tmp_path / 'data.tgz').write_bytes(server.content)
+    fetch()
+    assert (tmp_path / 'a' / 'b.txt').exists() and server.requests == [0, 3000, len(server.content)]
+    (tmp_path / 'a').rename(tmp_path / 'moved')
+    fetch()
+    assert (tmp_path / 'a').exists()
 
 
 def test_of_two_processes_one_downloads(server, monkeypatch, tmp_path, capfd):
@@ -92,28 +101,28 @@ def test_of_two_processes_one_downloads(server, monkeypatch, tmp_path, capfd):
 
     monkeypatch.setattr(download, 'download', slowly)
     monkeypatch.setattr(stopping, 'sleep', lambda seconds: (waits.set(), sleep(seconds)))
-    arguments = server.url + '/data.tgz', md5(server.content), tmp_path
+    arguments = server.url + '/data.tgz', md5(server.content), tmp_path, [tmp_path / 'a.txt']
     processes = [fork.Process(target=download.fetch, args=arguments) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0] and server.requests == [0]
-    assert {file.name for file in tmp_path.iterdir()} == {'a.txt', 'data.tgz.unpacked'}
+    assert [file.name for file in tmp_path.iterdir()] == ['a.txt']
     assert capfd.readouterr().out.count('another process downloads into') == 1
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match='--download: .*file: File exists'):
-        download.fetch('http://127.0.0.1:9/x.tgz', '0', tmp_path / 'file')
+        download.fetch('http://127.0.0.1:9/x.tgz', '0', tmp_path / 'file', [])
 
 
 def test_a_wrong_address_is_refused(server, tmp_path):
     with pytest.raises(UserError, match='404'):
-        download.fetch(server.url + '/missing.tgz', '0', tmp_path)
+        download.fetch(server.url + '/missing.tgz', '0', tmp_path, [])
     with pytest.raises(UserError, match='--download: .*refused'):
-        download.fetch('http://127.0.0.1:9/x.tgz', '0', tmp_path)
+        download.fetch('http://127.0.0.1:9/x.tgz', '0', tmp_path, [])
     assert not [file for file in tmp_path.iterdir() if file.stat().st_size]
 
 
@@ -121,9 +130,9 @@ def test_a_wrong_archive_is_refused_and_never_deleted(server, tmp_path):
     """Whether it was downloaded or is there already, from where it is unpacked if it is the right one."""
     server.content = tar_of({'a.txt': b'x'})
     with pytest.raises(UserError, match='data.tgz is not the expected file .md5 .* expected 0.; remove it'):
-        download.fetch(server.url + '/data.tgz', '0', tmp_path)
+        download.fetch(server.url + '/data.tgz', '0', tmp_path, [])
     assert (tmp_path / 'data.tgz').exists() and not (tmp_path / 'a.txt').exists()
-    download.fetch(server.url + '/data.tgz', md5(server.content), tmp_path)
+    download.fetch(server.url + '/data.tgz', md5(server.content), tmp_path, [])
     assert (tmp_path / 'a.txt').exists() and server.requests == [0]
 
 
@@ -154,14 +163,31 @@ def test_cub200_and_omniglot_are_fetched_into_place(server, opt, tmp_path, monke
     picture = io.BytesIO()
     Image.new('RGB', (8, 8)).save(picture, 'PNG')
     server.content = tar_of({f'CUB_200_2011/images/{c:03d}.Bird/1.png': picture.getvalue() for c in range(1, 5)})
+    for c in range(6):
+        (tmp_path / 'other' / 'cub2011' / 'CUB_200_2011' / 'images' / f'{c}').mkdir(parents=True)
+        (tmp_path / 'other' / 'cub2011' / 'CUB_200_2011' / 'images' / f'{c}' / '1.png').write_bytes(picture.getvalue())
     monkeypatch.setattr(datasets.cub200, 'ARCHIVE', server.url + '/CUB_200_2011.tgz')
     monkeypatch.setattr(datasets.cub200, 'MD5', md5(server.content))
     assert len(select(opt, tmp_path, 'cub200', download=True).train) == 2
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, 'w') as archive:
-        for c in range(4):
-            archive.writestr(f'images_background/Greek/character{c:02d}/1.png', picture.getvalue())
-    server.content = file.getvalue()
+    assert len(select(opt, tmp_path / 'other', 'cub200', download=True).train) == 3 and server.requests == [0]
     monkeypatch.setattr(datasets.omniglot, 'ROOT', server.url + '/')
-    monkeypatch.setattr(datasets.omniglot, 'ARCHIVES', {'images_background.zip': md5(server.content)})
-    assert len(select(opt, tmp_path, 'omniglot', download=True).train) == 2
+    monkeypatch.setattr(datasets.omniglot, 'ARCHIVES', {})
+    for part, n_train in (('images_background', 2), ('images_evaluation', 4)):
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, 'w') as archive:
+            for c in range(4):
+                archive.writestr(f'{part}/Greek/{part}{c:02d}/1.png', picture.getvalue())
+        server.content = file.getvalue()
+        datasets.omniglot.ARCHIVES[f'{part}.zip'] = md5(server.content)
+        data = select(opt, tmp_path, 'omniglot', download=True)
+        assert len(data.train) == n_train
+        assert data.description['other_data'].startswith(f'{2 * n_train} images of {2 * n_train} classes, not 32,460')
+    (tmp_path / 'omniglot').rename(tmp_path / 'omniglot-py')
+    assert len(select(opt, tmp_path, 'omniglot', download=True).train) == 4 and server.requests == [0, 0, 0]
+
+
+def test_a_python_without_safe_unpacking(tmp_path, monkeypatch):
+    (tmp_path / 'a.tgz').write_bytes(tar_of({'a.txt': b'x'}))
+    monkeypatch.delattr(tarfile, 'data_filter')
+    with pytest.raises(UserError, match='--download: Python before 3.11.4 cannot unpack .*a.tgz safely; unpack it by'):
+        download.unpack(tmp_path / 'a.tgz', tmp_path)

@@ -11,6 +11,7 @@ import main
 import parts
 from datasets import features
 from tests.helpers import assert_resumes_exactly, assert_same_end, folder_of
+from utilities.files import temporary_path
 
 NOTE = 'are computed once'
 OF_EVALUATED = f'features of the evaluated images {NOTE}'
@@ -62,6 +63,8 @@ def test_an_image_is_read_and_given_to_the_backbone_once_by_all_runs(quick, run,
     for flags, expected in ((['--augmentation', 'none'], 36 + 36 + compared),
                             (['--augmentation', 'none', '--loss', 'triplet'], compared),
                             (['--augmentation', 'none', '--seed', '2'], 36 + 36 + compared),       # another backbone
+                            (['--augmentation', 'none', '--input_bgr'], 36 + 36 + compared),
+                            (['--augmentation', 'none', '--loss', 'margin'], compared),            # of the first run
                             (['--augmentation', 'none', '--keep_features', 'false'], 3 * (36 + 36) + 2 * 3 * 12),
                             (['--augmentation', 'none', '--random_erasing', '.5'], 12 + 12 + 2 * 3 * 12)):
         calls.clear()
@@ -98,7 +101,8 @@ def test_features_of_a_damaged_or_foreign_file_are_computed_anew(quick, run, tmp
         assert_same_end(folder_of(tmp_path), folder_of(tmp_path, f'{group}_s1'))
 
 
-def test_the_cache_keeps_the_files_used_last(tmp_path, monkeypatch):
+def test_the_cache_keeps_the_files_used_last(tmp_path, monkeypatch, capsys):
+    """It removes temporary files of killed runs, and takes no features that need more room than it has."""
     monkeypatch.setattr(features, 'LIMIT', 100)
     rows = torch.arange(10.).reshape(5, 2)                            # 40 bytes
     files = [tmp_path / f'features_{number}.float32' for number in range(3)]
@@ -106,8 +110,13 @@ def test_the_cache_keeps_the_files_used_last(tmp_path, monkeypatch):
         features.write(file, rows)
         os.utime(file, (number, number))
     assert torch.equal(features.read(files[0], (5, 2)), rows)
+    killed = temporary_path(files[1])
+    killed.write_bytes(bytes(90))
+    os.utime(killed, (2, 2))
     features.write(files[2], rows)
+    features.write(files[1], torch.zeros(5, 6))                       # 120 bytes
     assert sorted(tmp_path.iterdir()) == [files[0], files[2]]
+    assert 'the features are not kept for further runs: they need 0.0 GB, and at most 1e-07' in capsys.readouterr().err
     assert features.read(files[0], (5, 3)) is features.read(files[1], (5, 2)) is None
     np.testing.assert_array_equal(np.fromfile(files[0], np.float32), np.arange(10))
 

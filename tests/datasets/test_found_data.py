@@ -272,7 +272,8 @@ def folders_of(root, names):
 @pytest.mark.parametrize('below', ['images', '.'])
 @pytest.mark.parametrize('train, val', [('train', 'val'), ('Training', 'Valid'), ('TRAIN', 'validation')])
 def test_folders_of_the_official_split(below, train, val, opt, tmp_path, capsys):
-    folders_of(tmp_path / below, [f'{train}/owl', f'{train}/lynx', f'{val}/perch', 'test/crow', 'test/fox', 'test/owl'])
+    folders_of(tmp_path / below, [f'{train}/owl', f'{train}/lynx', f'{val}/perch', 'test/crow', 'test/fox', 'test/owl',
+                                  'lost+found'])
     data = select(opt, tmp_path)
     assert classes_by_split(data) == {'train': ['lynx', 'owl'], 'val': ['perch'], 'test': ['crow', 'fox', 'owl']}
     assert data.train.class_names == ['lynx', 'owl'] and data.train.superclass_labels is None
@@ -349,6 +350,9 @@ def test_the_folders_of_market_1501(opt, tmp_path, capsys):
         ('0001', False, True, False, '2'), ('0003', False, True, False, '4')]
     assert ('images in the folders of Market-1501: 3 train, 2 query, 1 distractor, 2 gallery; 2 of no person (-1, junk)'
             in capsys.readouterr().out)
+    halves = select(opt, root, split_scheme='half')
+    assert classes_by_split(halves) == {'train': ['0001', '0002'], 'test': ['0003', '0007']}
+    assert 'without --split_scheme predefined, 1 distractors are left out\n' in capsys.readouterr().out
     write(root / 'query' / 'holiday.jpg')
     with pytest.raises(UserError, match='holiday.jpg: expected a name as in Market-1501, such as 0002_c1s1_000451_03'):
         select(opt, root)

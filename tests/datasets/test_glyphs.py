@@ -1,4 +1,5 @@
 """The embedded data set."""
+import os
 import unicodedata
 from pathlib import Path
 
@@ -42,7 +43,11 @@ def test_two_processes_may_render_at_once(monkeypatch, tmp_path):
 
     monkeypatch.setattr(glyphs, 'distinct', lambda letters: {letter: letters[letter] for letter in 'AB'})
     monkeypatch.setattr(Path, 'rename', after_the_other)
+    other = tmp_path / f'.glyphs.{os.getpid()}' / 'Latin_Capital_A'         # of a container with the same process id
+    other.mkdir(parents=True)
     glyphs.render_all(glyphs.font_files(), tmp_path / 'glyphs')
+    other.rmdir()
+    other.parent.rmdir()
     assert [path.name for path in tmp_path.iterdir()] == ['glyphs'] and (tmp_path / 'glyphs' / 'class').exists()
 
     def refuse(*_):

@@ -173,6 +173,15 @@ def test_random_transforms_do_not_depend_on_workers(patterns, opt):
     assert torch.equal(first, again) and not torch.equal(first, second) and not torch.equal(first[0], first[6])
 
 
+@pytest.mark.parametrize('iterations', [0, 3])
+def test_a_sampler_without_a_batch_is_refused(iterations, patterns, opt):
+    """As one of public code with fewer images than --bs has."""
+    data = datasets.select(opt(dataset='folder', source_path=str(patterns)), 16).train
+    flags = opt(iterations_per_epoch=iterations, kernels=0, data_sampler='own', device=torch.device('cpu'))
+    with pytest.raises(UserError, match='--data_sampler own gives no batch of --bs 112 from 36 images'):
+        TrainingLoader(flags, data, []).epoch(1)
+
+
 @pytest.mark.parametrize('message, is_lost', [
     ('DataLoader worker (pid(s) 7) exited unexpectedly', True), ('Pin memory thread exited unexpectedly', True),
     ('Caught RuntimeError in DataLoader worker process 0.\n... Pin memory thread exited unexpectedly', False),
