@@ -1,5 +1,6 @@
 """One run: flags -> parts -> loop -> records. `python main.py --help` is the manual."""
 import contextlib
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -113,7 +114,7 @@ def explained_stop(opt, state):
         hint = ''
         if state.last.exists():
             hint = f'\nThe last checkpoint: {state.last}. To continue: python main.py --resume {state.folder}'
-            piece = opt.micro_bs or opt.bs
+            piece = min(opt.micro_bs or opt.bs, math.ceil(opt.bs / processes.count()))
             if isinstance(error, errors.OutOfMemory) and piece > 1:
                 hint += f' --micro_bs {piece // 2}'
         raise RunFailed(f'{reason}{hint}') from None

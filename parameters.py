@@ -253,7 +253,6 @@ def length_parameters(parser):
         help='stop when the best validation epoch is more than this many epochs ago; by default never')
 
 
-
 def training_parameters(parser):
     add, switch = new_group(parser, 'training', 'batch size, optimizer, learning rates', resume='merge')
     add('--iterations_per_epoch', type=COUNT, default=0,
@@ -382,7 +381,8 @@ def evaluation_parameters(parser):
     switch('--check_untrained_accuracy', default=True,
            help='evaluate the network before training, as epoch 0')
     add('--cluster_every', type=POSITIVE_INT, default=1,
-        help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
+        help='number of epochs between computations of nmi, ami and f1; epoch --n_epochs has them, a '
+             'stop by --patience may not')
     add('--bootstrap', metavar='N', type=COUNT, default=0,
         help='number of resamples of the classes for 95 percent intervals of retrieval metrics; 0: none')
     switch('--eval_normalize', embedding=True, help='L2-normalise the embeddings before evaluation')

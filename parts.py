@@ -105,16 +105,17 @@ class Parts:
         """{name: optimizer} beside `optimizer`: of --embed_optim and --loss_optim, and the criterion's own."""
         own = {'criterion': criteria.optimizers(self.criterion) if self.criterion else []}
         for part, thing in self.offering('optimizers'):
-            if part != 'criterion':
+            if part != 'criterion' or not isinstance(thing, torch.nn.Module):
                 own.setdefault(part, []).extend(thing.optimizers())
         of_flags = self.schedule.further if self.schedule else {}
         return of_flags | {f'{part}_optimizer_{number}': optimizer for part, optimizers in own.items()
                            for number, optimizer in enumerate(optimizers, start=1)}
 
     def further_groups(self):
-        """The optimizer groups that the parts beside network and criterion give by parameter_groups()."""
+        """The optimizer groups that the parts beside network and criterion, and plain objects in the latter, give."""
         return [{'name': part} | group for part, thing in self.offering('parameter_groups')
-                if part not in ('model', 'criterion') for group in thing.parameter_groups()]
+                if part != 'model' and (part != 'criterion' or not isinstance(thing, torch.nn.Module))
+                for group in thing.parameter_groups()]
 
 
 def build(opt):

@@ -56,6 +56,9 @@ class Storage:
         self.change = None
 
     def start_epoch(self, epoch):
+        self.embeddings = self.embeddings.to(self.device)         # a run on a CPU may be resumed on a GPU
+        if self.change is not None:
+            self.change = self.change.to(self.device)
         self.fill(self.embed)
 
     def stepped(self, embeddings, labels, indices, step):

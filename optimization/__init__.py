@@ -20,6 +20,8 @@ UNFIT = {'lbfgs': 'it computes the loss several times in a step, by a closure, a
 OPTIMIZERS = {name.lower(): kind for name, kind in sorted(vars(torch.optim).items(), key=lambda item: item[0].lower())
               if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)
               and name.lower() not in ('optimizer', *UNFIT)}
+# what a parameter group has beside the settings of its optimizer, and settings by schedule and device
+OF_RUN = {'params', 'name', 'lr', 'weight_decay', 'fused', 'foreach', 'capturable'}
 
 
 def optimizer_name(text):
@@ -46,7 +48,7 @@ def select(opt, model, criterion, n_steps=1, more=()):
     check_once(network + own + [*more], by_criterion)
     for optimizer in by_criterion:
         if type(optimizer) in OPTIMIZERS.values():           # the names of the state of others are not known
-            name_kind(optimizer)
+            note_settings(optimizer)
             optimizer.register_load_state_dict_pre_hook(require_kind)
     embedding = [group for group in network if group['name'].startswith('embedding')]
     groups = [group for group in network if not group['name'].startswith('embedding')]
@@ -72,8 +74,8 @@ def build(opt, flag, groups):
         optimizer = OPTIMIZERS[name](groups, **default | arguments_of_flags(opt, flag) | own)
     except (ValueError, RuntimeError) as error:                # Muon takes matrices only
         raise UserError(f'--{flag} {name}: {" ".join(str(error).split())[:200]}') from None
-    name_kind(optimizer)
-    optimizer.register_load_state_dict_pre_hook(as_built)
+    note_settings(optimizer)
+    optimizer.register_load_state_dict_pre_hook(adapted)
     return optimizer
 
 
@@ -110,10 +112,10 @@ def check_arguments(opt):
 
 # The state from a checkpoint
 
-def as_built(optimizer, state):
+def adapted(optimizer, state):
     """
-    The state, with this optimizer's own settings (of flags and device) and the memory layouts of its parameters. Raises
-    ValueError as require_kind() does.
+    The state in the memory layouts of this optimizer's parameters. Settings are those of the state, which training may
+    have changed, unless changed flags give others, or they are OF_RUN. Raises ValueError as require_kind() does.
     """
     require_kind(optimizer, state)
     groups = []
@@ -122,13 +124,16 @@ def as_built(optimizer, state):
         for number, parameter in zip(saved['params'], own['params'], strict=True):
             if values.get(number):
                 values[number] = {name: laid_out(value, parameter) for name, value in values[number].items()}
-        groups.append(saved | {name: value for name, value in own.items() if name != 'params'})
+        given = saved.get('as_built', {})
+        kept = {name: saved[name] for name, value in own['as_built'].items() if name in given and given[name] == value}
+        groups.append(saved | own | kept | {'params': saved['params']})
     return state | {'param_groups': groups, 'state': values}
 
 
-def name_kind(optimizer):
-    """Writes the kind of an optimizer into its parameter groups, which a checkpoint keeps."""
+def note_settings(optimizer):
+    """Writes the kind and the settings of a new optimizer into its parameter groups, which a checkpoint keeps."""
     for group in optimizer.param_groups:
+        group['as_built'] = {name: value for name, value in group.items() if name not in OF_RUN}
         group['kind'] = type(optimizer).__name__
 
 
@@ -143,8 +148,9 @@ def require_kind(optimizer, state):
 
 
 def switches(group):
-    """The settings of a parameter group that need a state of their own: whether each is on."""
-    return [bool(group.get(name)) for name in ('decoupled_weight_decay', 'amsgrad', 'centered', 'momentum')]
+    """The settings of a parameter group that need a state of their own: whether the optimizer was built with each."""
+    built = group.get('as_built', group)
+    return [bool(built.get(name)) for name in ('decoupled_weight_decay', 'amsgrad', 'centered', 'momentum')]
 
 
 def fits(value, parameter):

@@ -18,7 +18,9 @@ class MovingAverage:
     @torch.no_grad()
     def update(self):
         """To be called after each step of the optimizer."""
-        for mean, value in zip(self.average.state_dict().values(), self.network.state_dict().values(), strict=True):
+        values, means = (module.state_dict(keep_vars=True).values() for module in (self.network, self.average))
+        averages = dict(zip(values, means, strict=True))      # a weight of two names is averaged once
+        for value, mean in averages.items():
             if mean.is_floating_point():
                 mean.lerp_(value, 1 - self.decay)
             else:

@@ -1,7 +1,6 @@
 """Checkpoints: the state for an exact resumption, and the best networks. Each epoch seeds the generators anew."""
 import copy
 import hashlib
-import itertools
 import math
 import zipfile
 import zlib
@@ -58,7 +57,8 @@ class Checkpoint:
         Writes the state after `epoch`, and the network for each metric whose value in `row` is the best so far, in
         process 0. All processes call it.
 
-        The best networks are written first: a run that is killed in between repeats the epoch and writes them again.
+        The last state is written first: if the disk has no room for it, the earlier best networks stay. It takes its
+        place last: a run that is killed in between repeats the epoch, and writes the best networks again.
         """
         self.trained = epoch > 0
         kept = self.state.save()
@@ -68,15 +68,18 @@ class Checkpoint:
         common = {'settings': self.settings, 'epoch': epoch, 'row': row} | (self.origin or {})
         if any(map(columns.parse, row)):
             self.row = row
-        for split, metric in itertools.product(columns.SPLITS, self.metrics):
-            name = columns.Column(split, metric).name
-            if self.is_best(name, metric, row):
-                self.best[name] = row
-                network = {part: states[part] for part in state.TRAINED if part in states}
-                self.write(f'checkpoint_{name}.pt', common | network | {'state': state.limited(kept, state.TRAINED)})
+        names = {columns.Column(split, metric).name: metric for split in columns.SPLITS for metric in self.metrics}
+        better = [name for name, metric in names.items() if self.is_best(name, metric, row)]
+        self.best |= dict.fromkeys(better, row)
         self.records = records
         more = {'state': kept, 'best': self.best, 'row': self.row, 'records': records}
-        self.write(LAST, common | states | more)
+        trained = {part: states[part] for part in state.TRAINED if part in states}
+        trained['state'] = state.limited(kept, state.TRAINED)
+        with atomic(self.last) as file:
+            write(file, common | states | more)
+            for name in better:
+                with atomic(self.folder / f'checkpoint_{name}.pt') as best:
+                    write(best, common | trained)
 
     def is_best(self, name, metric, row):
         """Whether a row has a metric, in the column `name`, and it is better than in all earlier rows."""
@@ -86,19 +89,15 @@ class Checkpoint:
         best = self.best[name][name]
         return value < best if metric in self.lowest else value > best
 
-    def write(self, name, content):
-        with atomic(self.folder / name) as temporary, open(temporary, 'wb') as file:
-            torch.save(content, file)
-
-    def resume(self, differences=lambda settings, merging: [], merges=lambda epoch: False):
+    def resume(self, differences, merges):
         """
         Restores the last state; returns the next epoch, which is 0 if there is no checkpoint yet. Raises UserError if
         the checkpoint is damaged or does not fit the flags.
 
         differences: function of a checkpoint's settings and of what `merges` says; returns sentences on the settings
                      that differ, although no resumption can have changed them.
-        merges:      function of the next epoch; returns whether settings of any kind may change there. Parts other than
-                     the network then start fresh where their states do not fit, and are named.
+        merges:      function of the next epoch; returns whether settings of the kind `merge` may have changed there.
+                     Parts other than the network then start fresh where their states do not fit, and are named.
         """
         if self.last.exists():
             self.restore(load(self.last), differences, merges)
@@ -139,7 +138,7 @@ class Checkpoint:
                 raise UserError(f'--resume {self.folder}: its {name} does not fit the flags given now: '
                                 f'{" ".join(str(error).split())[:200]}') from None
         try:
-            fresh = self.state.restore(saved, states, fresh if merging else None)
+            fresh = self.state.restore(saved, fresh if merging else None)
         except (KeyError, ValueError) as error:
             raise UserError(f'--resume {self.folder}: its checkpoint has the state of {error}, which this run does not '
                             'build; give the flags and the code that it was started with, or add '
@@ -157,6 +156,11 @@ class Checkpoint:
         best = self.best.get(columns.Column('val', self.metrics[0]).name)
         return processes.run_on_rank_zero(
             lambda: bool(patience and best and self.row['epoch'] - best['epoch'] > patience))
+
+
+def write(file, content):
+    with open(file, 'wb') as opened:                         # with a path alone, torch does not say that a disk is full
+        torch.save(content, opened)
 
 
 def without_state_of(module, optimizer, state):

@@ -91,6 +91,14 @@ class Writer:
         self.alive.append(value)
         return self.numbers[id(value)]
 
+    def forget(self, n):
+        """Forgets all values but the first n, since what they are part of is not saved."""
+        for value in self.alive[n:]:
+            del self.numbers[id(value)]
+        del self.alive[n:]
+        self.in_memory = {address: (reference, tensor) for address, (reference, tensor) in self.in_memory.items()
+                          if reference[0] == 'at' or reference[1] < n}
+
     def encode(self, value, is_own=False):
         """is_own: whether a tensor is encoded even if its content is also stored elsewhere."""
         if type(value) in PLAIN:
@@ -110,11 +118,12 @@ class Writer:
             return self.encode_tensor(value, place, is_own)
         if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
             content = torch.from_numpy(np.frombuffer(value.tobytes(), np.uint8).copy())
-            return 'array', self.numbered(value), place, [value.dtype.str, [*value.shape], content]
-        if isinstance(value, GENERATORS):
+            dtype = np.lib.format.dtype_to_descr(value.dtype)
+            return 'array', self.numbered(value), place, [dtype, [*value.shape], content]
+        if isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom):      # which has no state
             return 'generator', self.numbered(value), place, [self.encode(part) for part in read(value)]
         if self.compares:
-            return 'at', place, told(value)
+            return 'at', place, opaque_fingerprint(value)
         if is_iterator(value):
             raise Unsaveable(f'is an iterator ({type(value).__name__}), whose position no checkpoint can hold; count '
                              'what was taken, and move a new iterator on by this number')
@@ -166,7 +175,7 @@ def position(tensor, base):
     return [[*tensor.shape], [*tensor.stride()], offset]
 
 
-def told(value):
+def opaque_fingerprint(value):
     """A value that changes if an opaque value changes; for an iterator, it is new in each call."""
     if is_iterator(value):
         return next(uses)
@@ -186,10 +195,7 @@ def read(generator):
         return 'numpy', generator.bit_generator.state, type(generator.bit_generator).__name__
     if isinstance(generator, np.random.RandomState):
         return 'RandomState', generator.get_state(legacy=False), None
-    try:
-        return 'random', generator.getstate(), None
-    except NotImplementedError:
-        raise Unsaveable('takes its random numbers from the system, which cannot be repeated') from None
+    return 'random', generator.getstate(), None
 
 
 def made(name, of, device):
@@ -316,7 +322,7 @@ def view(base, position):
 
 
 def array(present, dtype, shape, content):
-    found = np.frombuffer(content.numpy().tobytes(), dtype).reshape(shape)
+    found = np.frombuffer(content.numpy().tobytes(), np.lib.format.descr_to_dtype(dtype)).reshape(shape)
     if isinstance(present, np.ndarray) and present.shape == found.shape and present.dtype == found.dtype:
         present[...] = found
         return present

@@ -5,6 +5,7 @@ A State records the values of all attributes when the run is built. A checkpoint
 resumed run is built from the same flags, and its attributes are then set to the stored values.
 """
 import collections
+import copy
 import sys
 import types
 import weakref
@@ -34,7 +35,7 @@ OF_MODULES = {*vars(torch.nn.Module())} - {'training'}
 NETWORKS = ('model', 'ema')
 MODE = {'training', 'warming_up'}                 # attributes of networks that every epoch and evaluation sets
 TRAINED = ('model', 'criterion', 'ema')           # parts that a trained network needs
-EARLIER = {'miner': 'miner', 'storage': 'sampler.storage', 'scaler': 'step.scaler'}  # entries of earlier checkpoints
+DELETED = ('deleted',)                            # in the place of the encoded value of a deleted attribute
 LARGE = 100e6                                     # bytes
 
 
@@ -46,7 +47,7 @@ class State:
 
     objects:  {place: object} of all objects whose attributes may be state. A place is a Python expression, such as
               criterion.queue[0]; '' is `built` itself.
-    as_built: {place: {name: text that identifies the attribute's value when the run was built, by told()}}.
+    as_built: {place: {name: text that identifies the attribute's value when the run was built, by fingerprint()}}.
     constant: {(place, name): the value itself} of those with an immutable value.
     changed:  (place, name) of the attributes whose values have differed from it. They are saved from then on; only
               plain values are compared again.
@@ -64,9 +65,9 @@ class State:
         for place, thing in self.objects.items():
             self.as_built[place] = {}
             for name, value in attributes(thing, place).items():
-                self.as_built[place][name] = self.told(thing, name, value, by_memory)
+                self.as_built[place][name] = self.fingerprint(thing, name, value, by_memory)
                 is_immutable = type(value) in PLAIN or type(value) is tuple and is_plain(value)
-                if is_immutable and not self.is_whole(thing, name):
+                if is_immutable and not self.is_always_saved(thing, name):
                     self.constant[place, name] = value
         self.required_grad = {place: leaf.requires_grad for place, leaf in self.leaves().items()}
         self.changed = set()
@@ -98,7 +99,7 @@ class State:
         return id(thing) in self.stored and is_module(thing) and (
             name in thing._parameters or name in thing._buffers and name not in thing._non_persistent_buffers_set)
 
-    def is_whole(self, thing, name):
+    def is_always_saved(self, thing, name):
         """Whether an attribute is a parameter or buffer of a module without a stored state dict; it is always saved."""
         return id(thing) not in self.stored and is_module(thing) and (
             name in thing._parameters or name in thing._buffers)
@@ -117,12 +118,12 @@ class State:
                 found.setdefault(memory(tensor), (('at', place), tensor))
         return found
 
-    def told(self, thing, name, value, by_memory):
+    def fingerprint(self, thing, name, value, by_memory):
         """
         A text that identifies the value of an attribute: for a tensor its type and shape and, unless it is
-        saved in any case (is_stored, is_whole), a hash.
+        saved in any case (is_stored, is_always_saved), a hash.
         """
-        if self.is_stored(thing, name) or self.is_whole(thing, name):
+        if self.is_stored(thing, name) or self.is_always_saved(thing, name):
             return form_of(value)
         if type(value) in PLAIN:
             return digest(value)
@@ -134,8 +135,8 @@ class State:
         """
         Returns the state for a checkpoint in process 0, None elsewhere. All processes call it.
 
-        attributes: {place: [class of the object, {name: [encoded value, told() of the value as built, whether it is a
-                    persistent buffer (None: no buffer)]}]}.
+        attributes: {place: [class of the object, {name: [encoded value or DELETED, fingerprint() of the value as built,
+                    whether it is a persistent buffer (None: no buffer)]}]}.
         gradients:  {place: [gradients of the n processes [n, N], which of them have one]} of the tensors that have a
                     gradient between two steps, because it is being accumulated.
         frozen:     {place: requires_grad} of the parameters for which it has changed.
@@ -155,19 +156,25 @@ class State:
         writer = Writer(self.place_of, by_memory)
         saved = {}
         for place, thing in self.objects.items():
-            for name, value in attributes(thing, place).items():
+            present = attributes(thing, place)
+            found = {name: DELETED for name in self.as_built[place] if name not in present}
+            for name, value in present.items():
                 if not self.has_changed(place, thing, name, value, by_memory):
                     continue
+                n_encoded = len(writer.alive)
                 try:
-                    encoded = writer.encode(value, is_own=self.is_stored(thing, name) or self.is_whole(thing, name))
+                    is_own = self.is_stored(thing, name) or self.is_always_saved(thing, name)
+                    found[name] = writer.encode(value, is_own)
                 except Unsaveable as error:
+                    writer.forget(n_encoded)
                     self.note(joined(place, name), error)
                     continue
-                n_bytes = sum(part.nbytes for part in parts(encoded) if isinstance(part, torch.Tensor))
+                n_bytes = sum(part.nbytes for part in parts(found[name]) if isinstance(part, torch.Tensor))
                 if n_bytes > LARGE:
-                    self.note(joined(place, name), f'has {n_bytes / 1e6:,.0f} MB, which every checkpoint holds; what '
-                                                   'one step needs alone belongs in a local variable')
+                    self.note(joined(place, name), f'has {n_bytes / 1e6:,.0f} MB, which every checkpoint holds; if '
+                                                   'only one step needs it, keep it in a local variable')
                 self.changed.add((place, name))
+            for name, encoded in found.items():
                 is_buffer = is_module(thing) and name in thing._buffers
                 persistent = name not in thing._non_persistent_buffers_set if is_buffer else None
                 entry = saved.setdefault(place, [type(thing).__qualname__, {}])
@@ -179,9 +186,9 @@ class State:
             return False
         if self.place_of(value) is None and is_left_out(value):
             return False                                      # such as a function, which the resumed run has, too
-        if (place, name) in self.changed and type(value) not in PLAIN or self.is_whole(thing, name):
+        if (place, name) in self.changed and type(value) not in PLAIN or self.is_always_saved(thing, name):
             return True
-        return self.told(thing, name, value, by_memory) != self.as_built[place].get(name)
+        return self.fingerprint(thing, name, value, by_memory) != self.as_built[place].get(name)
 
     def note(self, where, what):
         if where not in self.noted:
@@ -210,17 +217,18 @@ class State:
         """
         names = {id(part): name for name, part in module.named_modules()}
         own = module.state_dict()
+        state = copy.copy(state)                              # with its _metadata
         for place, (_, of_object) in saved.get('attributes', {}).items():
             prefix = names.get(id(self.objects.get(place)))
-            for name in of_object if prefix is not None else ():
-                key = joined(prefix, name)
-                state = {one: value for one, value in state.items() if one != key} | {
-                    one: own[one] for one in own if one == key}
+            for key in [joined(prefix, name) for name in of_object] if prefix is not None else ():
+                state.pop(key, None)
+                if key in own:
+                    state[key] = own[key]
         return state
 
-    def restore(self, saved, states, fresh=None):
+    def restore(self, saved, fresh=None):
         """
-        Restores the result of save(), and the entries EARLIER in the `states` of a checkpoint of an earlier version.
+        Restores the result of save().
 
         fresh: None; or, if flags have changed, the names of the parts that are not restored. Then an attribute is not
                restored either if its value as built differs between the two runs, nor a whole part if one of its
@@ -249,19 +257,17 @@ class State:
                 if merging and built != self.as_built[place].get(name):
                     fresh.append(joined(place, name))
                     continue
-                # new tensors of the sampler and the transform stay on the CPU
-                reader.device = torch.device('cpu') if root(place) in ('sampler', 'transform') else self.device
-                put(self.objects[place], name, reader.decode(value), persistent)
-                self.changed.add((place, name))
+                if value != DELETED:
+                    put(self.objects[place], name, reader.decode(value), persistent)
+                    self.changed.add((place, name))
+                elif name in attributes(self.objects[place]):
+                    delattr(self.objects[place], name)
         for place, (rows, have) in saved.get('gradients', {}).items():
             if place in things and root(place) not in parts_fresh:
                 set_gradient(things[place], rows, have)
         for place, required in saved.get('frozen', {}).items():
             if place in things and root(place) not in parts_fresh:
                 things[place].requires_grad_(required)
-        for name, place in EARLIER.items():
-            if name in states and not merging:
-                take_over(things[place], states[name])
         return fresh
 
 
@@ -281,7 +287,7 @@ def load_trained(name, module, states):
     own = State(built, [module], device)
     saved = limited(states.get('state', {}), [name])
     module.load_state_dict(own.fitting(saved, module, states[name]))
-    own.restore(saved, {})
+    own.restore(saved)
 
 
 def reached(built, stored=()):
@@ -329,13 +335,14 @@ def root(place):
 
 
 def form_of(value):
-    """The type and shape of a tensor or array, as text; '' for other values."""
-    return f'{value.dtype} {[*value.shape]} ' if isinstance(value, torch.Tensor | np.ndarray) else ''
+    """The type and shape of a tensor or array, as text; '' for other values, and parameters without a shape yet."""
+    has_shape = isinstance(value, torch.Tensor | np.ndarray) and not torch.nn.parameter.is_lazy(value)
+    return f'{value.dtype} {[*value.shape]} ' if has_shape else ''
 
 
-def form(told):
-    """The part of a text of State.told() that form_of() wrote."""
-    return (told or '').rpartition(' ')[0]
+def form(fingerprint):
+    """The part of a text of State.fingerprint() that form_of() wrote."""
+    return (fingerprint or '').rpartition(' ')[0]
 
 
 def attributes(thing, place=''):
@@ -343,7 +350,8 @@ def attributes(thing, place=''):
     if isinstance(thing, BY_STATE_DICT):
         return thing.state_dict()
     left_out = LEFT_OUT.union(getattr(type(thing), 'LEFT_OUT', ()))
-    found = getattr(thing, '__dict__', {})
+    state = object.__getstate__(thing) or {}                  # with __slots__: (its __dict__ or None, {slot: value})
+    found = (state[0] or {}) | state[1] if isinstance(state, tuple) else state
     if is_module(thing):
         left_out |= OF_MODULES
         if root(place) in NETWORKS:
@@ -373,18 +381,3 @@ def set_gradient(leaf, rows, have):
         have = [True] + [False] * rank
     if have[rank]:
         leaf.grad = torch.empty_like(leaf).copy_(rows[rank].view(leaf.shape))              # in the layout of the leaf
-
-
-def take_over(thing, state):
-    """The state of a part in a checkpoint of an earlier version, {name: value or nested states} -> its attributes."""
-    if hasattr(thing, 'load_state_dict'):
-        thing.load_state_dict(state)
-        return
-    for name, value in state.items():
-        part = thing[name] if isinstance(thing, list) else getattr(thing, name)
-        if isinstance(value, dict) and has_attributes(part):
-            take_over(part, value)
-        elif isinstance(value, torch.Tensor):
-            setattr(thing, name, value.to(getattr(thing, 'device', 'cpu')))
-        else:
-            setattr(thing, name, value)

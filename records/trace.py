@@ -14,6 +14,7 @@ class Trace:
     """
 
     COPY_EVERY = 50                          # steps
+    MOST_SKIPPED = 50                        # steps in a row
 
     def __init__(self, epoch, skipped_in_a_row=0):
         self.epoch = epoch
@@ -23,8 +24,7 @@ class Trace:
 
     def add(self, **scalars):
         """
-        One step's scalars: 0-d tensors or numbers, the same names in each step, loss and grad_norm among them. Raises
-        UserError for another value.
+        One step's scalars: 0-d tensors or numbers, loss and grad_norm among them. Raises UserError for another value.
         """
         self.pending.append({name: scalar(name, value) for name, value in scalars.items()})
         if len(self.pending) >= self.COPY_EVERY:
@@ -33,16 +33,18 @@ class Trace:
     def copy_to_cpu(self):
         """
         Copies the pending scalars to the CPU. Raises RunFailed for the first step that is not finite, unless it was
-        skipped, and where COPY_EVERY steps in a row were skipped.
+        skipped, and where MOST_SKIPPED steps in a row were skipped.
         """
         if not self.pending:
             return
         columns = {}
-        for name in self.pending[0]:
-            values = torch.stack([step[name] for step in self.pending])
-            columns[name] = values.cpu().tolist()
+        for name in dict.fromkeys(name for step in self.pending for name in step):
+            values = [step[name] for step in self.pending if name in step]
+            device = max((value.device for value in values), key=lambda device: device.type != 'cpu')
+            columns[name] = torch.stack([value.to(device) for value in values]).cpu().tolist()
         n_before = len(self.values.get('loss', []))
-        skipped = columns.get('skipped_steps', [False] * len(columns['loss']))
+        marks = iter(columns.get('skipped_steps', []))
+        skipped = ['skipped_steps' in step and next(marks) for step in self.pending]
         steps = zip(columns['loss'], columns['grad_norm'], skipped, strict=True)
         for step, (loss, grad_norm, is_skipped) in enumerate(steps, start=n_before + 1):
             if not (math.isfinite(loss) and (math.isfinite(grad_norm) or is_skipped)):
@@ -50,7 +52,7 @@ class Trace:
                                 ' A lower --lr or other parameters of the loss may help; to continue with them, add '
                                 '--merge_argparse_when_resuming.')
             self.skipped_in_a_row = self.skipped_in_a_row + 1 if is_skipped else 0
-            if self.skipped_in_a_row >= self.COPY_EVERY:
+            if self.skipped_in_a_row >= self.MOST_SKIPPED:
                 raise RunFailed(f'Epoch {self.epoch}, step {step}: in each of {self.skipped_in_a_row} consecutive '
                                 'steps, a float16 gradient was not finite, at every scale of the loss. --amp bfloat16 '
                                 'may help.')
@@ -69,8 +71,8 @@ class Trace:
 
     def summary(self):
         """
-        {'train_<name>': mean over the steps}, and the fraction of active tuples where tuples are counted. For
-        skipped_steps it is their number, and grad_norm is averaged over the other steps.
+        {'train_<name>': mean over the steps that have it}, and the fraction of active tuples where tuples are counted.
+        For skipped_steps it is their number, and grad_norm is averaged over the other steps.
         """
         self.copy_to_cpu()
         means = {f'train_{name}': self.mean(name) for name in self.values if self.values[name]}

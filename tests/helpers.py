@@ -219,7 +219,7 @@ def state_of(*stored, **parts):
 def hand_over(state, other, folder):
     """Saves a State into a file as a checkpoint does, and restores it into another."""
     torch.save(state.save(), folder / 'state.pt')
-    return other.restore(torch.load(folder / 'state.pt', map_location='cpu', weights_only=True), {})
+    return other.restore(torch.load(folder / 'state.pt', map_location='cpu', weights_only=True))
 
 
 def kept_by(folder, place):

@@ -66,31 +66,56 @@ def test_a_miner_gets_what_it_names_of_indices_step_and_epoch(quick, run, monkey
     assert given == [(1, 1), (1, 2), (2, 3), (2, 4)]
 
 
-def test_other_parts_may_have_optimizer_groups_optimizers_and_scalars(quick, run, tmp_path, monkeypatch):
-    class Learning(SEMIHARD):
-        def __init__(self, opt):
-            super().__init__(opt)
-            self.weight, self.own = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
-            self.optimizer = torch.optim.SGD([self.own], lr=1.)
+class Learned:
+    def __init__(self):
+        self.weight, self.own = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+        self.optimizer = torch.optim.SGD([self.own], lr=1.)
 
-        def parameter_groups(self):
-            return [{'params': [self.weight], 'lr': 1.}]
+    def parameter_groups(self):
+        return [{'params': [self.weight], 'lr': 1.}]
 
-        def optimizers(self):
-            return [self.optimizer]
+    def optimizers(self):
+        return [self.optimizer]
 
-        def __call__(self, batch, labels):
-            with torch.enable_grad():
-                (self.weight + self.own).sum().backward()
-            self.log = {'weight': self.weight.detach().mean()}
-            return super().__call__(batch, labels)
+    def get_gradients(self):
+        with torch.enable_grad():
+            (self.weight + self.own).sum().backward()
 
-    monkeypatch.setattr(batch_mining.BATCHMINERS['semihard'], 'BatchMiner', Learning)
+
+class LearningMiner(Learned, SEMIHARD):
+    def __init__(self, opt):
+        super().__init__()
+        SEMIHARD.__init__(self, opt)
+
+    def __call__(self, batch, labels):
+        self.get_gradients()
+        self.log = {'weight': self.weight.detach().mean()}
+        return super().__call__(batch, labels)
+
+
+class LossWithLearned(TRIPLET):
+    def __init__(self, opt, batchminer):
+        super().__init__(opt, batchminer)
+        self.learned = Learned()                                  # no module
+
+    def forward(self, batch, labels):
+        self.learned.get_gradients()
+        return super().forward(batch, labels)
+
+
+@pytest.mark.parametrize('module, name, kind, place', [
+    (batch_mining.BATCHMINERS['semihard'], 'BatchMiner', LearningMiner, 'miner'),
+    (criteria.CRITERIA['triplet'], 'Criterion', LossWithLearned, 'criterion.learned')], ids=['miner', 'in a loss'])
+def test_parts_may_have_optimizer_groups_optimizers_and_scalars(
+        module, name, kind, place, quick, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, name, kind)
     assert_resumes_exactly(run, tmp_path, [*quick, *FEW, '--optim', 'sgd'])
-    assert kept_by(folder_of(tmp_path), 'miner')['own'].item() == 1 - 4
+    kept = kept_by(folder_of(tmp_path), place)
+    assert kept['own'].item() == 1 - 4 and kept['weight'].item() < 0
     states = checkpoint.load(folder_of(tmp_path) / 'checkpoint_last.pt')
-    assert [group['name'] for group in states['optimizer']['param_groups']][-1] == 'miner'
-    assert 'miner_optimizer_1' in states
+    part = place.partition('.')[0]
+    assert [group['name'] for group in states['optimizer']['param_groups']][-1] == part
+    assert f'{part}_optimizer_1' in states
 
 
 def test_a_sampler_with_set_epoch_is_refused(quick, run, monkeypatch, capsys):

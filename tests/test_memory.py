@@ -8,7 +8,7 @@ import torch
 import Retrieve_Images
 from tests.helpers import after_training, folder_of, rows_of
 from training_step import TrainingStep
-from utilities import errors
+from utilities import errors, processes
 from utilities.errors import OutOfMemory
 
 FEW = ['--evaluation_metrics', 'e_recall@1']
@@ -30,15 +30,18 @@ def assert_says(error, *flags):
     assert all(f'{flag} ' in error or f'{flag},' in error or f'{flag}.' in error for flag in flags), error
 
 
-@pytest.mark.parametrize('raising, flags, smaller', [
-    (too_much, [], ' --micro_bs 6'), (too_much_on_a_gpu, [], ' --micro_bs 6'),
-    (too_much, ['--micro_bs', '1', '--bs', '4', '--samples_per_class', '2'], '')])
+@pytest.mark.parametrize('raising, n_processes, flags, smaller', [
+    (too_much, 1, [], ' --micro_bs 6'), (too_much_on_a_gpu, 1, [], ' --micro_bs 6'), (too_much, 4, [], ' --micro_bs 1'),
+    (too_much, 1, ['--micro_bs', '1', '--bs', '4', '--samples_per_class', '2'], '')])
 def test_memory_that_runs_out_in_training_is_a_sentence_with_the_command_that_goes_on(
-        raising, flags, smaller, quick, run, monkeypatch, tmp_path, capsys):
+        raising, n_processes, flags, smaller, quick, run, monkeypatch, tmp_path, capsys):
     update = TrainingStep.update
 
     def failing(self, loss):
-        return raising() if self.of_step.number == 4 else update(self, loss)         # in the second epoch
+        if self.of_step.number < 4:
+            return update(self, loss)
+        patch.setattr(processes, 'count', lambda: n_processes)                       # in the second epoch
+        raising()
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainingStep, 'update', failing)

@@ -210,6 +210,17 @@ def test_a_loss_without_parameters_needs_no_optimizer_of_its_own(opt):
 
 # The moving average of the weights
 
+def test_a_shared_weight_is_averaged_once():
+    network = torch.nn.Module()
+    network.layer = torch.nn.Linear(1, 1)
+    network.blocks = torch.nn.ModuleList([network.layer])          # as networks of the public code name their layers
+    ema = moving_average.MovingAverage(network, .9)
+    before = network.layer.weight.item()
+    network.layer.weight.data += 1
+    ema.update()
+    assert ema.average.layer.weight.item() == pytest.approx(before + .1)
+
+
 @pytest.mark.parametrize('decay', [0., .9, 1.])
 def test_the_average_is_that_of_a_loop(decay):
     torch.manual_seed(0)
@@ -267,8 +278,8 @@ def test_a_resumed_run_ends_as_if_never_stopped(flags, quick, run, tmp_path):
     assert_resumes_exactly(run, tmp_path, [*quick, '--evaluation_metrics', 'e_recall@1', *flags.split()])
 
 
-def begun(name, n_dims):
-    opt = configuration.parse(['--optim', name])
+def begun(name, n_dims, *flags):
+    opt = configuration.parse(['--optim', name, *flags])
     opt.device = torch.device('cpu')
     parameter = torch.nn.Parameter(torch.ones((3,) * n_dims))
     return parameter, optimization.build(opt, 'optim', [{'params': [parameter], 'lr': .1, 'weight_decay': .1}])
@@ -296,3 +307,22 @@ def test_an_optimizer_goes_on_from_its_state_and_refuses_that_of_another_kind(na
     if name != 'adam':
         with pytest.raises(ValueError, match='of another kind of optimizer'):
             begun('adam', n_dims)[1].load_state_dict(state)
+
+
+def test_settings_that_training_has_changed_are_kept_unless_flags_change_them():
+    _, trained = begun('sgd', 1, '--momentum', '0')
+    group, = trained.param_groups
+    group |= {'momentum': .5, 'nesterov': True, 'lr': 7., 'weight_decay': 7., 'fused': True}
+    state = copy.deepcopy(trained.state_dict())
+    for flags, expected in (([], {'momentum': .5, 'nesterov': True}),
+                            (['--optim_args', '{dampening: 0.1}'], {'momentum': .5, 'dampening': .1})):
+        _, resumed = begun('sgd', 1, '--momentum', '0', *flags)
+        resumed.load_state_dict(copy.deepcopy(state))
+        again, = resumed.param_groups
+        assert again.items() >= {**expected, 'lr': .1, 'weight_decay': .1}.items() and not again['fused']
+    _, changed = begun('adam', 1)
+    state = changed.state_dict()
+    state['param_groups'][0]['betas'] = (.5, .6)
+    _, resumed = begun('adam', 1, '--optim_args', '{betas: [.8, .9]}')
+    resumed.load_state_dict(state)
+    assert resumed.param_groups[0]['betas'] == (.8, .9)

@@ -10,8 +10,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from torch.distributed.elastic import multiprocessing as elastic
 
+import parts
+import training_step
 from datasets import loading
 from records import lock
 from tests.blank.plots import MAIN
@@ -22,6 +25,7 @@ from tests.helpers import (
     assert_same_end,
     executed,
     folder_of,
+    kept_by,
     rows_of,
     started,
     wait_for,
@@ -301,3 +305,47 @@ def test_without_the_variables_of_torchrun_a_sentence_says_what_to_do(quick, run
     monkeypatch.setenv('WORLD_SIZE', '3')
     assert run(*quick) == 2
     assert 'WORLD_SIZE is 3, but the other variables of torchrun are not set' in capsys.readouterr().err
+
+
+class Own(torch.nn.Module):
+    """A part of one's own whose parameter scales the embeddings of each process."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(16))
+
+    def parameter_groups(self):
+        return [{'params': [self.scale], 'lr': 1.}]
+
+    def forward(self, embeddings):
+        self.sum = self.scale.square().sum().item()
+        return embeddings * self.scale
+
+
+class StepWithOwn(training_step.TrainingStep):
+    def forward(self, images):
+        outputs = super().forward(images)
+        return outputs | {'batch': self.parts.own(outputs['batch'])}
+
+
+def with_own_part(let_embed=parts.let_embed):
+    """Adds the part where docs/state.md says: in parts.build, before the optimizers are selected."""
+    def add(opt, built, n_steps):
+        built.own = Own()
+        if processes.rank():                                      # which the first epoch makes equal
+            built.own.scale.data.zero_()
+        let_embed(opt, built, n_steps)
+
+    parts.let_embed = add
+    training_step.TrainingStep = StepWithOwn
+
+
+def test_the_parameters_of_an_own_part_are_trained_as_those_of_the_network(quick, tmp_path):
+    flags = [*quick, *FEW, '--optim', 'sgd', '--arch', 'conv4_frozen_normalize',]
+    before = 'from tests import test_processes; test_processes.with_own_part()'
+    codes, _, error = runs(tmp_path, *((n, [*flags, '--group', f'run{n}'], before) for n in (1, 2)))
+    assert codes == [0, 0], error
+    folders = [folder_of(tmp_path, f'run{n}_s1') for n in (1, 2)]
+    one, two = ([kept_by(folder, 'own')['sum'], *[float(row['train_loss']) for row in rows_of(folder)[1:]]]
+                for folder in folders)
+    assert one == pytest.approx(two, rel=1e-5) and abs(one[0] - 16) > 1e-3

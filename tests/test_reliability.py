@@ -381,19 +381,21 @@ def test_a_killed_data_worker(quick, run, tmp_path, monkeypatch, capsys, trained
 
 
 def test_a_full_disk_at_the_checkpoint(quick, run, tmp_path, monkeypatch, capsys, trained):
-    write, hard = checkpoint.Checkpoint.write, resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    write, hard = checkpoint.write, resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 
-    def limited(self, name, content):
-        limit = 100_000 if content['epoch'] == 2 and name == checkpoint.LAST else hard
+    def limited(path, content):
+        limit = 100_000 if content['epoch'] == 2 and 'optimizer' in content else hard
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         try:
-            write(self, name, content)
+            write(path, content)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.Checkpoint, 'write', limited)
+        patch.setattr(checkpoint, 'write', limited)
         error = failed(run, [*quick, *FEW], capsys, folder_of(tmp_path))
+    kept = checkpoint.load(folder_of(tmp_path) / 'checkpoint_test_e_recall@1.pt')
+    assert kept['epoch'] < 2 <= checkpoint.load(trained['whole'] / 'checkpoint_test_e_recall@1.pt')['epoch']
     assert 'No space is left to write to ' in error and 'Everything up to the last saved epoch is kept.' in error
     assert not list(folder_of(tmp_path).rglob('.*'))
     assert run('--resume', folder_of(tmp_path)) == 0

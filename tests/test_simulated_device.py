@@ -23,6 +23,7 @@ from criteria import hier
 from evaluation import clustering
 from records import checkpoint
 from records.state import State
+from records.trace import Trace
 from retrieval import loading
 from tests import shared_batches
 from tests.helpers import ROOT, Holder, folder_of, hand_over, metric_names, rows_of
@@ -141,14 +142,18 @@ def test_a_run_and_its_evaluation(quick, run, tmp_path, capsys):
     assert torch.sim.current_device() == before
 
 
-@pytest.mark.parametrize('begun_on_device', [True, False])
-def test_a_run_is_resumed_on_another_device(begun_on_device, quick, run, tmp_path):
-    """After its first epoch; the CPU alone trains the same."""
-    flags = [*quick, *MORE, '--n_epochs', '3']
-    first, second = [on_device(), ['--device', 'cpu', '--evaluate_on_gpu', 'false']][::1 if begun_on_device else -1]
+BANK = ['--data_sampler', 'greedy_coreset', '--data_mb_mom', '0.5', '--data_batchmatch_bigbs', '24']
+
+
+@pytest.mark.parametrize('first, second, more', [('cuda', 'cpu', []), ('cpu', 'cuda', []), ('cpu', 'cuda', BANK),
+                                                 ('cuda', 'cuda', BANK)])
+def test_a_run_is_resumed_on_another_device(first, second, more, quick, run, tmp_path):
+    """After its first epoch, or on the same device; the CPU alone trains the same."""
+    flags = [*quick, *MORE, *more, '--n_epochs', '3']
+    device_flags = {'cuda': on_device(), 'cpu': ['--device', 'cpu', '--evaluate_on_gpu', 'false']}
     assert run(*flags, '--group', 'whole') == 0
-    assert run(*flags, *first, '--n_epochs', '1', '--group', 'moved') == 0
-    assert run('--resume', folder_of(tmp_path, 'moved_s1'), '--n_epochs', '3', *second) == 0
+    assert run(*flags, *device_flags[first], '--n_epochs', '1', '--group', 'moved') == 0
+    assert run('--resume', folder_of(tmp_path, 'moved_s1'), '--n_epochs', '3', *device_flags[second]) == 0
     assert_near(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, 'moved_s1'))
     state = checkpoint.load(folder_of(tmp_path, 'moved_s1') / 'checkpoint_last.pt')
     assert all(value.device.type == 'cpu' for value in state['model'].values())
@@ -173,6 +178,13 @@ def test_the_state_of_a_part_stays_on_its_device(tmp_path):
         assert [tensor.device for tensor in part.queue] == [where, torch.device('cpu')]
     numbers = [torch.rand(3, generator=part.generator, device=where) for part in (one, other)]
     assert torch.equal(*numbers)
+
+
+def test_a_scalar_of_the_log_may_be_a_number_in_one_step_and_a_tensor_in_the_next():
+    trace = Trace(1)
+    for value in (1., torch.tensor(2., device='sim:1'), torch.tensor(6)):
+        trace.add(loss=value, grad_norm=value)
+    assert trace.summary()['train_loss'] == 3
 
 
 def test_two_processes_on_two_devices(quick, run, tmp_path):

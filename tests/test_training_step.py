@@ -294,12 +294,12 @@ def step_of(trace, loss=1.0, norm=1.0, skipped=False):
 
 def test_the_trace_of_skipped_steps():
     trace = Trace(1)
-    for i in range(Trace.COPY_EVERY):
+    for i in range(50):
         step_of(trace, norm=math.inf if i == 3 else 2.0, skipped=i == 3)
     step_of(trace, norm=math.inf, skipped=True)
     assert trace.summary() == {'train_loss': 1, 'train_grad_norm': 2, 'train_skipped_steps': 2}
     with pytest.raises(RunFailed, match='in each of 50 consecutive steps, a float16 gradient was not finite'):
-        for _ in range(Trace.COPY_EVERY):
+        for _ in range(Trace.MOST_SKIPPED):
             step_of(trace, norm=math.inf, skipped=True)
     n_epochs = 0
     with pytest.raises(RunFailed, match='Epoch 3, step 10: in each of 50 consecutive steps'):          # short epochs
@@ -312,6 +312,15 @@ def test_the_trace_of_skipped_steps():
         trace = Trace(1)
         step_of(trace, math.nan, math.nan, True)
         trace.summary()
+
+
+def test_the_trace_of_steps_with_different_names():
+    """Means over the steps that have a name. A step that accumulates gradients does not say whether it is skipped."""
+    trace = Trace(1)
+    trace.add(loss=1.0, grad_norm=1.0)
+    trace.add(loss=2.0, grad_norm=math.inf, skipped_steps=torch.tensor(True), late=3)
+    trace.add(loss=3.0, grad_norm=3.0, skipped_steps=torch.tensor(False), late=torch.tensor(4.))
+    assert trace.summary() == {'train_loss': 2, 'train_grad_norm': 2, 'train_skipped_steps': 1, 'train_late': 3.5}
 
 
 @pytest.fixture
@@ -611,7 +620,7 @@ def test_an_optimizer_of_the_criterions_own_takes_over_the_state_of_its_kind(lat
     state.save(1, {'epoch': 1})
     own, state = state_of(**later)
     settings = {name: value for name, value in own.param_groups[0].items() if name != 'params'}
-    state.resume(merges=lambda epoch: True)
+    state.resume(lambda settings, merging: [], lambda epoch: True)
     assert ('criterion_optimizer_1' in capsys.readouterr().out) == is_fresh == (not own.state)
     parameter, = own.param_groups[0]['params']
     assert settings == {name: value for name, value in own.param_groups[0].items() if name != 'params'}

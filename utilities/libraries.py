@@ -26,7 +26,7 @@ OLDEST = (2, 8)                                                 # the versions t
 FIRST_UNFIT = (3, 0)
 NAMES = {'--loss': '--loss_pml_args', '--batch_mining': '--miner_pml_args'}
 HELPERS = ('distances', 'reducers', 'regularizers', 'losses')   # arguments may contain these: {LpDistance: {power: 2}}
-# classes with a state from batch to batch that no checkpoint would hold, so that a run could not be resumed exactly
+# classes that do not work here, and why
 STATEFUL = {'CrossBatchMemory': 'earlier batches; the memory bank of this program is set with --xbm_size',
             'DynamicSoftMarginLoss': 'a histogram of earlier batches, with the graph of their gradients'}
 # What losses of torch.nn take beside the logits [B, C]: labels [B]; for each class 1 or 0, or 1 or -1, [B, C]; or the
@@ -100,7 +100,7 @@ def torch_target(name):
 def find(kind, name, flag):
     """
     The class pytorch_metric_learning.<kind>.<name>. Raises UserError if the library is not installed, if it has no such
-    class, or if runs with it could not be resumed.
+    class, or if the class does not work here.
     """
     found = classes(kind, f'{flag} {PML}{name}')
     if name not in found:

@@ -25,11 +25,11 @@ from utilities.errors import Ended, RunFailed, UserError, explained
 
 TIMEOUT = timedelta(minutes=30)          # limit of a collective operation in a step
 CONNECTING = timedelta(minutes=10)       # limit from the first process that connects to the last one
-PATIENCE = timedelta(days=365)           # limit of waiting for the work of process 0
+UNLIMITED = timedelta(days=365)          # limit of waiting for the work of process 0
 HERE = '127.0.0.1'                       # the address of this machine that no other machine reaches
 store = None                             # the store that all processes share
 is_alone = False                         # whether this process is in the block of alone()
-patient = None                           # the gloo group of all processes whose limit is PATIENCE
+group_without_limit = None               # the gloo group of all processes whose limit is UNLIMITED
 
 
 def connected():
@@ -84,9 +84,9 @@ def run_on_rank_zero(work, *arguments):
     content = json.dumps(result, default=lambda value: value.tolist() if hasattr(value, 'tolist') else os.fspath(value))
     content = torch.frombuffer(bytearray(content.encode()), dtype=torch.uint8)
     length = torch.tensor([len(content)])
-    dist.broadcast(length, src=0, group=patient)
+    dist.broadcast(length, src=0, group=group_without_limit)
     content = content if is_main() else torch.zeros(int(length), dtype=torch.uint8)
-    dist.broadcast(content, src=0, group=patient)
+    dist.broadcast(content, src=0, group=group_without_limit)
     return result if is_main() else json.loads(content.numpy().tobytes())
 
 
@@ -102,7 +102,7 @@ def one_first(work):
     """Calls work(), which may download or cache files, in one process of each machine first, then in the others."""
     result = work() if local_rank() == 0 else None
     if connected():
-        dist.barrier(group=patient)
+        dist.barrier(group=group_without_limit)
     return result if local_rank() == 0 else work()
 
 
@@ -121,7 +121,7 @@ def together():
     try:
         with silent_unless_main(), ending_together(), explained():
             yield
-            dist.barrier(group=patient)                      # until process 0 has written everything
+            dist.barrier(group=group_without_limit)          # until process 0 has written everything
     except Exception as error:
         if not is_first_to_fail():
             code = 2 if isinstance(error, UserError) else 1
@@ -143,7 +143,7 @@ def is_first_to_fail():
 
 def connect():
     """Raises UserError or RunFailed where the processes cannot be connected."""
-    global patient, store
+    global group_without_limit, store
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)                # Python calls no handler while this process waits below
     try:
@@ -151,7 +151,7 @@ def connect():
         store = dist.PrefixStore(os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), base)
         os.environ.setdefault('TORCH_DIST_INIT_BARRIER', '1')      # none goes on, and may end, while another connects
         dist.init_process_group(backends(), timeout=TIMEOUT, store=store, rank=number, world_size=n)
-        patient = dist.new_group(backend='gloo', timeout=PATIENCE)
+        group_without_limit = dist.new_group(backend='gloo', timeout=UNLIMITED)
     except (KeyError, ValueError) as error:
         raise UserError(f'WORLD_SIZE is {os.environ["WORLD_SIZE"]}, but the other variables of torchrun are not set '
                         f'({error}); start the processes by torchrun') from None

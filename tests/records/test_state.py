@@ -18,6 +18,7 @@ FORMS = {
     'text': lambda part, n: setattr(part, 'kept', f'phase {n}'),
     'tensor': lambda part, n: setattr(part, 'kept', torch.full((2, 3), float(n))),
     'array of texts': lambda part, n: setattr(part, 'kept', np.array([f'a{n}', 'b'])),
+    'array with fields': lambda part, n: setattr(part, 'kept', np.array([(n, .5)], [('rank', 'i4'), ('score', 'f8')])),
     'array scalar': lambda part, n: setattr(part, 'kept', np.float32(n)),
     'list': lambda part, n: part.items.append([n, torch.tensor(n)]),
     'set': lambda part, n: part.seen.add((n, 'x')),
@@ -28,6 +29,7 @@ FORMS = {
     'counter': lambda part, n: part.counter.update([n]),
     'defaultdict': lambda part, n: part.counts[n].append(n),
     'object of its own': lambda part, n: setattr(part.inner, 'total', part.inner.total + n),
+    'object with slots': lambda part, n: setattr(part.slots, 'total', part.slots.total + n),
     'object in a list': lambda part, n: setattr(part.parts[1], 'total', n),
     'namespace': lambda part, n: setattr(part.namespace, 'value', n),
     'torch generator': lambda part, n: torch.rand(n, generator=part.generator),
@@ -48,6 +50,13 @@ class Inner:
         self.total = 0
 
 
+class Slots:
+    __slots__ = ('total', '__dict__')
+
+    def __init__(self):
+        self.total = 0
+
+
 class Part:
     """An object with state of all kinds."""
 
@@ -59,12 +68,15 @@ class Part:
         self.counts = collections.defaultdict(list)
         self.counter = collections.Counter()
         self.inner = Inner()
+        self.slots = Slots()
         self.parts = [Inner(), Inner()]
         self.namespace = types.SimpleNamespace(value=0)
         self.generator = torch.Generator().manual_seed(1)
         self.numpy = np.random.default_rng(1)
         self.random_state = np.random.RandomState(1)
         self.python = random.Random(1)
+        self.of_system = random.SystemRandom()               # has no state
+        self.lazy = torch.nn.LazyLinear(2)                   # has no shape
         self.copy = torch.nn.Linear(2, 2)
         self.weights = torch.nn.Parameter(torch.ones(3))
         self.optimizer = torch.optim.Adam([self.weights])
@@ -83,9 +95,9 @@ def told(part):
                   part.random_state.get_state(), part.python.getstate()]
     modules = [part.copy.state_dict(), part.copy.training, part.copy.weight.requires_grad]
     return repr([{name: value for name, value in vars(part).items() if not isinstance(value, (
-        Inner, torch.Generator, np.random.Generator, random.Random, np.random.RandomState, torch.nn.Linear))
-        and name != 'parts' and not made}, part.inner.total, [one.total for one in part.parts], generators,
-        modules, part.optimizer.state_dict()])
+        Inner, Slots, torch.Generator, np.random.Generator, random.Random, np.random.RandomState, torch.nn.Linear))
+        and name != 'parts' and not made}, part.inner.total, part.slots.total, [one.total for one in part.parts],
+        generators, modules, part.optimizer.state_dict()])
 
 
 @pytest.mark.parametrize('change', FORMS.values(), ids=FORMS)
@@ -171,6 +183,35 @@ def test_what_stood_apart_when_built_and_was_rebound_does_not_change_its_old_ali
     assert other.first.sum() == 0 and other.last.sum() == 2
 
 
+def test_a_deleted_attribute_stays_deleted(tmp_path):
+    def make():
+        network = torch.nn.Linear(2, 2)
+        network.is_first = True
+        return network
+
+    one, other = make(), make()
+    state, of_other = state_of(one, model=one), state_of(other, model=other)
+    del one.is_first, one.bias
+    torch.save([one.state_dict(), state.save()], tmp_path / 'file.pt')
+    weights, saved = torch.load(tmp_path / 'file.pt', weights_only=True)
+    other.load_state_dict(of_other.fitting(saved, other, weights))
+    of_other.restore(saved)
+    assert not hasattr(other, 'is_first') and not hasattr(other, 'bias') and torch.equal(one.weight, other.weight)
+    assert of_other.save() == state.save()
+
+
+def test_of_what_is_saved_nothing_is_left_out_with_what_cannot_be_saved(tmp_path, capsys):
+    one, other = Inner(), Inner()
+    state, of_other = state_of(step=one), state_of(step=other)
+    names = ['a', 'b']
+    last = torch.ones(2)
+    one.entries, one.last, one.names, one.row = [(last, names, Inner())], last, names, last[1:]
+    hand_over(state, of_other, tmp_path)
+    assert 'step.entries is a Inner made in training' in capsys.readouterr().err and not hasattr(other, 'entries')
+    other.last += 1
+    assert other.names == names and other.row.item() == 2
+
+
 def test_buffers_and_parameters_of_the_first_call_are_loaded(tmp_path):
     class Lazy(torch.nn.Module):
         def __init__(self):
@@ -192,7 +233,7 @@ def test_buffers_and_parameters_of_the_first_call_are_loaded(tmp_path):
     torch.save([one.state_dict(), state.save()], tmp_path / 'file.pt')
     weights, saved = torch.load(tmp_path / 'file.pt', weights_only=True)
     other.load_state_dict(of_other.fitting(saved, other, weights))
-    of_other.restore(saved, {})
+    of_other.restore(saved)
     assert str(other.state_dict()) == str(one.state_dict()) and isinstance(other.inner.scale, torch.nn.Parameter)
     assert other.inner.constant.item() == 3 and other.inner.scratch.item() == 1
     assert {*other.state_dict()} == {'inner.late', 'inner.none', 'inner.grows', 'inner.scale'}
@@ -281,7 +322,7 @@ def test_an_object_that_no_longer_exists_is_refused_or_dropped(tmp_path):
     with pytest.raises(ValueError, match=r'criterion.inner \(Inner\)'):
         hand_over(state, of_other, tmp_path)
     saved = torch.load(tmp_path / 'state.pt', weights_only=True)
-    assert of_other.restore(saved, {}, fresh=[]) == ['criterion'] and other.total == 0
+    assert of_other.restore(saved, fresh=[]) == ['criterion'] and other.total == 0
 
 
 def test_with_changed_flags_an_attribute_with_another_value_as_built_starts_fresh(tmp_path):
@@ -298,6 +339,6 @@ def test_with_changed_flags_an_attribute_with_another_value_as_built_starts_fres
     one['miner'].table = torch.ones(2)
     torch.save(state.save(), tmp_path / 'state.pt')
     saved = torch.load(tmp_path / 'state.pt', weights_only=True)
-    assert of_other.restore(saved, {}, fresh=[]) == ['miner', 'criterion.margin']
+    assert of_other.restore(saved, fresh=[]) == ['miner', 'criterion.margin']
     assert (other['criterion'].margin, other['criterion'].n, other['miner'].n) == (.3, 5, 0)
     assert other['miner'].table.shape == (3,)

@@ -133,6 +133,9 @@ def test_without_tensorboard_a_line_says_so(opt, tmp_path, monkeypatch, capsys):
 
 # Checkpoints
 
+UNCHANGED = (lambda settings, merging: [], lambda epoch: False)
+
+
 def make(tmp_path, n=3):
     torch.manual_seed(0)
     model, criterion = torch.nn.Linear(n, 1), torch.nn.Linear(2, 1)
@@ -151,16 +154,16 @@ def test_the_best_by_each_metric_and_split_are_kept(tmp_path):
     by_val = best['val_e_recall@1']
     assert by_val['model']['bias'].item() == 2 and by_val['row']['test_e_recall@1'] == .4
     again = make(tmp_path)
-    assert again.resume() == 4 and str(again.best) == str(state.best) and again.row['epoch'] == 3
+    assert again.resume(*UNCHANGED) == 4 and str(again.best) == str(state.best) and again.row['epoch'] == 3
     assert again.parts['model'].bias.item() == 3
     assert checkpoint.find(tmp_path) == tmp_path / 'checkpoint_last.pt'
 
 
 def test_a_checkpoint_that_does_not_fit_or_is_none_is_refused(tmp_path):
-    assert make(tmp_path).resume() == 0
+    assert make(tmp_path).resume(*UNCHANGED) == 0
     make(tmp_path).save(0, {'epoch': 0})
     with pytest.raises(UserError, match='--resume .*: its model does not fit the flags given now: .*size mismatch'):
-        make(tmp_path, n=4).resume()
+        make(tmp_path, n=4).resume(*UNCHANGED)
     with pytest.raises(UserError, match='there is no checkpoint'):
         checkpoint.find(tmp_path / 'nowhere')
     torch.save({'a': torch.zeros(1)}, tmp_path / 'x.pt')
