@@ -483,7 +483,7 @@ def _exported(file, device):
     found = program.module()
     found.requires_grad_(False)
     full_float32 = _import_absolute('utilities', 'device', needs=()).full_float32
-    found.forward = full_float32()(found.forward)            # a GPU's precision is no part of the program
+    found.forward = full_float32()(found.forward)            # the program itself does not set it
     found.description = json.loads(extra['description.json'])
     found.register_forward_pre_hook(_require_uint8, prepend=True)
     return found

@@ -152,10 +152,7 @@ def keep(index, kept):
 
 
 def refresh(folder):
-    """
-    Fits the search by --codes anew where the images or the codes have changed; without codes, removes it. Returns the
-    index.
-    """
+    """Fits the search by --codes anew where images or codes have changed, or removes it; returns the index."""
     index = Index(folder)
     codes = index.content['codes'] if len(index) and faiss_or_none() else ''
     if codes == index.content['search'].get('factory', '') and (index.approximate is not None or not codes):

@@ -124,10 +124,7 @@ def load(run, device='auto'):
 
 
 def restore(opt, run):
-    """
-    The Network of a run, and the Transform of its images, with the flags of the namespace `opt`. Raises UserError as
-    load().
-    """
+    """The Network of a run, and the Transform of its images, with the flags of `opt`. Raises UserError as load()."""
     if opt.pca:
         raise UserError(f'{run}: --pca {opt.pca} is fitted on the training images in each evaluation, and is not '
                         'applied here. Give --pca 0 or, where there is no such flag, in place of the run the FOLDER '

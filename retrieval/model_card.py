@@ -53,13 +53,13 @@ def text(opt, flags, states, description, network):
     has_norm_1 = opt.eval_normalize or model.normalize and not (opt.eval_features or opt.eval_views or opt.cascade)
     split = f'{columns.EMA}test_' if opt.eval_ema else 'test_'
     row = states.get('row') or {}
+    now = configuration.embedding_settings(opt) | {'pca': opt.pca}
+    changed = {flag for flag, value in now.items() if states['settings'].get(flag, value) != value}
+    if changed - {'eval_ema'}:                               # the row has metrics of other embeddings
+        row = {}
     metrics = [f'| {name.removeprefix(split)} | {value:.4f} |' for name, value in row.items()
                if name.startswith(split) and isinstance(value, float) and not columns.is_beside(name)]
-    now = configuration.embedding_settings(opt) | {'pca': opt.pca}
-    others = [flag for flag, value in now.items() if states['settings'].get(flag, value) != value]
-    if not metrics or {*others} - {'eval_ema'}:              # they are of other embeddings
-        metrics = []
-    else:
+    if metrics:
         metrics = [f'| metric of the test split, after epoch {row["epoch"]} | value |', '|---|---:|', *metrics, '', '']
     return TEXT.format(
         library='timm' if flags['arch'].startswith('timm:') else 'pytorch', arch=flags['arch'], data=flags['dataset'],

@@ -141,8 +141,7 @@ def listening(app, host, port):
 def serve(index, network, transform, k=24, host='127.0.0.1', port=8000, n_votes=0):
     """
     Serves the page until Ctrl-C. host: the address to listen on; 127.0.0.1 can be reached from this machine only. port:
-    0 means any free one. Raises UserError if a package is missing, the index is empty, or the address or port cannot be
-    used.
+    0 means any free one. Raises UserError for a missing package, an empty index, or an address that cannot be used.
     """
     index.require_images()
     try:

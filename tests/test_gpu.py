@@ -18,7 +18,7 @@ FULL, PYTORCHS = (False, False), (True, False)         # TF32 in convolutions, i
 
 
 def precision():
-    return tuple(of.fp32_precision == 'tf32' for of in device.PRECISIONS)
+    return tuple(setting.fp32_precision == 'tf32' for setting in device.SETTINGS)
 
 
 @pytest.mark.parametrize('flags, expected', [({}, PYTORCHS), ({'tf32': True}, (True, True)), ({'tf32': False}, FULL)])

@@ -16,10 +16,10 @@ import torch
 from utilities import processes, stopping
 from utilities.errors import UserError
 
-# what has PyTorch's setting of the precision of convolutions, and of products of matrices, on NVIDIA GPUs
-PRECISIONS = torch.backends.cudnn.conv, torch.backends.cuda.matmul
-# whether this PyTorch computes them in TF32, if nobody sets it; allow_tf32 raises an error in some programs of others
-TF32 = tuple(of.fp32_precision == 'tf32' for of in PRECISIONS)
+# PyTorch's settings of convolutions, and of products of matrices, on NVIDIA GPUs. Their fp32_precision can always be
+# read; the older allow_tf32 only in programs that set nothing, or allow_tf32 itself.
+SETTINGS = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+TF32 = tuple(setting.fp32_precision == 'tf32' for setting in SETTINGS)           # whether TF32 is used by default
 TRIM_THRESHOLD = -1
 MMAP_THRESHOLD = -3                           # the parameters' numbers in glibc's malloc.h
 KEPT = 2 ** 31 - 1                                                # bytes of freed memory that a process keeps at most
@@ -84,10 +84,8 @@ def set_arithmetic(opt):
 
 
 def set_tf32(of_convolutions, of_products):
-    """
-    Whether NVIDIA GPUs compute float32 convolutions, and products of matrices, in TF32. allow_tf32 sets fp32_precision
-    as well, and without it, torch.compile cannot read allow_tf32.
-    """
+    """Whether NVIDIA GPUs compute float32 convolutions, and products of matrices, in TF32."""
+    # these set fp32_precision as well, and torch.compile reads both
     torch.backends.cudnn.allow_tf32 = of_convolutions
     torch.backends.cuda.matmul.allow_tf32 = of_products
 
@@ -95,14 +93,14 @@ def set_tf32(of_convolutions, of_products):
 @contextlib.contextmanager
 def full_float32():
     """In the block, float32 is computed in full precision, also on NVIDIA GPUs, whatever --tf32 says."""
-    before = [of.fp32_precision for of in PRECISIONS]
+    before = [setting.fp32_precision for setting in SETTINGS]
     try:
-        for of in PRECISIONS:
-            of.fp32_precision = 'ieee'
+        for setting in SETTINGS:
+            setting.fp32_precision = 'ieee'
         yield
     finally:
-        for of, precision in zip(PRECISIONS, before, strict=True):
-            of.fp32_precision = precision
+        for setting, precision in zip(SETTINGS, before, strict=True):
+            setting.fp32_precision = precision
 
 
 def check_step(opt):
