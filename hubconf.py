@@ -157,7 +157,7 @@ def metrics(names, seed=0):
     The metrics of docs/metrics.md, with the packages numpy and tqdm.
 
     Args:
-        names: as in --evaluation_metrics: `e_recall@1`, `c_recall@1`, `map_at_r`, `nmi`, ...
+        names: one, or a list, as in --evaluation_metrics: `e_recall@1`, `c_recall@1`, `map_at_r`, `nmi`, ...
         seed:  seed of the clustering.
 
     Returns: a function of embeddings [N, D] and integer labels [N] (tensors on any device, arrays or lists) ->
@@ -168,6 +168,7 @@ def metrics(names, seed=0):
     Raises ValueError for unknown names; a call raises ValueError for embeddings that are not finite, for labels that
     are NaN, and for shapes that do not fit.
     """
+    names = [names] if isinstance(names, str) else names
     module = _import_absolute('evaluation', 'metrics', needs=('records', 'utilities'))
     with _user_errors(module):
         for name in names:
@@ -481,6 +482,8 @@ def _exported(file, device):
         program = move_to_device_pass(program, str(device))
     found = program.module()
     found.requires_grad_(False)
+    full_float32 = _import_absolute('utilities', 'device', needs=()).full_float32
+    found.forward = full_float32()(found.forward)            # the program itself does not set it
     found.description = json.loads(extra['description.json'])
     found.register_forward_pre_hook(_require_uint8, prepend=True)
     return found

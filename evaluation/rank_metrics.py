@@ -6,6 +6,8 @@ Reality Check, ECCV 2020, section 3.3, and Roth et al., ICML 2020, appendix.
 """
 import numpy as np
 
+ROUNDING = 1 + 1e-12         # factor for rate * number, which rounding may put just below a whole number
+
 
 def recall_at(ranks, n_positives, k):
     """1 where any of the k nearest images is a positive."""

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import torch
 
+from evaluation import rank_metrics
 from evaluation.ranking import precision
 from evaluation.ranking.arrays import chunks, in_threads, pick
 from utilities.device import full_float32
@@ -19,7 +20,6 @@ STEPS = 1 << 15              # to find a threshold, similarities are rounded to 
 N_BINS = 2 * STEPS + 1       # bins from −1 to 1
 RATES = 0.01, 0.1            # false-positive rates of the first and the last threshold of OPIS
 N_THRESHOLDS = 101           # thresholds over which OPIS averages
-MORE = 1 + 1e-12             # factor for rate * number of pairs, which rounding may put just below a whole number
 
 
 class Pairs:
@@ -124,7 +124,7 @@ def rounded(similarities):
 def threshold(counts, limit):
     """The lowest bin from which on at most `limit` similarities are counted. counts: [n]."""
     above = np.append(counts[::-1].cumsum()[::-1], 0)
-    return int(np.argmax(above <= limit * MORE))
+    return int(np.argmax(above <= limit * rank_metrics.ROUNDING))
 
 
 def distance(bins):

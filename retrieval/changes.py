@@ -9,6 +9,7 @@ import numpy as np
 from records import lock
 from retrieval import loading, search, store, unknown
 from retrieval.index import Index
+from retrieval.photos import named_by
 from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary, require_writable, require_writable_folder, write_text
 from utilities.libraries import faiss_or_none
@@ -51,7 +52,7 @@ def create(folder, network, threshold=None, codes=''):
 
 
 def record(path):
-    """[path, size, time of modification] of a file; None where it cannot be read."""
+    """[path, size, time of modification] of a file; None where the file cannot be found or accessed."""
     try:
         state = os.stat(path)
     except OSError:
@@ -78,8 +79,7 @@ def add(folder, network, transform, paths, bs=112, kernels=0):
             keep(index, [path not in new for path in index.paths])
         unreadable = fill(folder, network, transform, new, bs, kernels)
         write_text(Path(folder) / UNREADABLE, ''.join(f'{reason}\n' for reason in unreadable.values()))
-        refresh(folder)
-        return Index(folder), unreadable
+        return refresh(folder), unreadable
 
 
 def fill(folder, network, transform, records, bs, kernels):
@@ -91,7 +91,7 @@ def fill(folder, network, transform, records, bs, kernels):
     points = []
     saved = time.monotonic()
     try:
-        for rows, found, broken in loading.embedded(network, transform, paths, bs, kernels):
+        for rows, found, broken in loading.embed_in_batches(network, transform, paths, bs, kernels):
             unreadable |= {paths[row]: reason for row, reason in broken.items()}
             if rows and not np.isfinite(found).all():
                 bad = int(np.isfinite(found).all(axis=1).argmin())
@@ -125,14 +125,14 @@ def append(folder, content, photos, embeddings, replaced=()):
 
 def remove(folder, places=(), missing=False):
     """
-    Removes the images whose paths are among `places` or below them, which need not exist any more; with `missing`, also
-    the images whose files do not exist. Returns the index and the number of removed images. Raises UserError if there
-    are none.
+    Removes the images whose paths are among `places`, in the .csv and .txt files among them, or below one of these
+    paths, none of which need exist any more; with `missing`, also the images whose files do not exist. Returns the
+    index and the number of removed images. Raises UserError if there are none.
     """
     with lock.held(folder):
         remove_temporary(folder)
         index = Index(folder)
-        gone = {os.path.abspath(place) for place in places}
+        gone = {os.path.abspath(path) for place in map(Path, places) for path in named_by(place)}
         above = tuple(os.path.join(place, '') for place in gone - set(index.paths))
         kept = [not (path in gone or path.startswith(above) or missing and not os.path.exists(path))
                 for path in index.paths]
@@ -142,8 +142,7 @@ def remove(folder, places=(), missing=False):
             raise UserError(f'{folder}: the index has no image in {", ".join(map(str, places))}'
                             + (f'; its first is {index.paths[0]}' if len(index) else ''))
         keep(index, kept)
-        refresh(folder)
-        return Index(folder), kept.count(False)
+        return refresh(folder), kept.count(False)
 
 
 def keep(index, kept):
@@ -153,11 +152,11 @@ def keep(index, kept):
 
 
 def refresh(folder):
-    """Fits the search by --codes anew where the images or the codes have changed; without codes, removes it."""
+    """Fits the search by --codes anew where images or codes have changed, or removes it; returns the index."""
     index = Index(folder)
     codes = index.content['codes'] if len(index) and faiss_or_none() else ''
     if codes == index.content['search'].get('factory', '') and (index.approximate is not None or not codes):
-        return
+        return index
     how = {}
     rows = {}
     if codes:
@@ -165,3 +164,4 @@ def refresh(folder):
         how = {'factory': codes, 'recall': recall, 'embeddings': index.content['files']['embeddings']['name']}
         rows['search'] = faiss_or_none().serialize_index(fitted)
     store.put(folder, index.content | {'search': how}, replaced=['search'], **rows)
+    return Index(folder)

@@ -70,6 +70,8 @@ def query(opt):
     for flag in ('json', 'picture', 'csv'):
         if getattr(opt, flag) not in (None, STDOUT):
             require_writable(getattr(opt, flag), f'--{flag}')
+    if opt.csv == STDOUT:
+        raise UserError('--csv -: give the name of a file; --json - prints the answers')
     if opt.picture and Path(opt.picture).suffix not in ('.png', '.svg'):
         raise UserError(f'--picture {opt.picture}: give a file that ends in .png or .svg')
     paths = photos.find(opt.photos)
@@ -77,7 +79,8 @@ def query(opt):
     queries = []
     embeddings = []
     reasons = []
-    for rows, found, broken in loading.embedded(network, transform, paths, opt.bs, min(workers(opt), len(paths) - 1)):
+    n_workers = min(workers(opt), len(paths) - 1)
+    for rows, found, broken in loading.embed_in_batches(network, transform, paths, opt.bs, n_workers):
         queries += [paths[row] for row in rows]
         embeddings += [found] if rows else []
         reasons += broken.values()
@@ -85,23 +88,23 @@ def query(opt):
         raise UserError(reasons[0])
     name_some('Left out, since they cannot be read', reasons, len(paths))
     rows, distances = searched.nearest(np.concatenate(embeddings), max(opt.k, opt.vote))
-    said = searched.answers(distances[:, :max(opt.vote, 1)], rows[:, :opt.vote])
+    answers = searched.answers(distances, rows, opt.vote)
     nearest = [[searched.paths[row] for row in found[:opt.k]] for found in rows]
     distances = distances[:, :opt.k]
     gone = sorted({path for found in nearest for path in found if not os.path.exists(path)})
     if opt.json != STDOUT and not opt.csv:
-        print_nearest(queries, nearest, distances, said)
+        print_nearest(queries, nearest, distances, answers)
     name_some('Moved or deleted since they were indexed', gone, len({path for found in nearest for path in found}),
               ' found; the command remove --missing removes such images from the index')
     if opt.json:
-        text = as_json(queries, nearest, distances, said)
+        text = as_json(queries, nearest, distances, answers)
         sys.stdout.write(text) if opt.json == STDOUT else write_text(opt.json, text)
     if opt.csv:
-        write_csv(opt.csv, as_rows(queries, nearest, distances, said))
+        write_csv(opt.csv, as_rows(queries, nearest, distances, answers))
     if opt.csv and opt.json != STDOUT:
         print(f'{opt.csv}: {len(queries):,} photos')
     if opt.picture:
-        draw(opt.picture, queries[:N_ROWS], nearest, distances, said, transform)
+        draw(opt.picture, queries[:N_ROWS], nearest, distances, answers, transform)
 
 
 def suspects(opt):
@@ -130,25 +133,25 @@ def name_some(what, names, n_all, more=''):
               sep='\n  ', file=sys.stderr)
 
 
-def print_nearest(queries, nearest, distances, said):
-    for photo, found, far, answer in zip(queries, nearest, distances, said, strict=True):
+def print_nearest(queries, nearest, distances, answers):
+    for photo, found, far, answer in zip(queries, nearest, distances, answers, strict=True):
         print(photo, *unknown.sentences(answer), *vote.sentences(answer), '  rank  distance  nearest', sep='\n')
         for rank, (path, distance) in enumerate(zip(found, far, strict=True), start=1):
             print(f'  {rank:4}  {distance:8.4f}  {path}')
 
 
-def as_json(queries, nearest, distances, said):
-    """The text [{'query': path, 'nearest': [{'path', 'distance'}, ...]}, ...], with the answers `said`."""
+def as_json(queries, nearest, distances, answers):
+    """The text [{'query': path, 'nearest': [{'path', 'distance'}, ...]}, ...], with the `answers`."""
     return json.dumps([
         {'query': photo} | answer | {'nearest': [{'path': path, 'distance': round(float(distance), 6)}
                                                  for path, distance in zip(found, far, strict=True)]}
-        for photo, found, far, answer in zip(queries, nearest, distances, said, strict=True)], indent=1) + '\n'
+        for photo, found, far, answer in zip(queries, nearest, distances, answers, strict=True)], indent=1) + '\n'
 
 
-def as_rows(queries, nearest, distances, said):
+def as_rows(queries, nearest, distances, answers):
     """A row of --csv for each photo; its class is `unknown`, or empty if the images of the index have no classes."""
     rows = []
-    for photo, found, far, answer in zip(queries, nearest, distances, said, strict=True):
+    for photo, found, far, answer in zip(queries, nearest, distances, answers, strict=True):
         share = answer.get('share')
         rows.append({'path': photo, 'class': 'unknown' if answer.get('unknown') else answer.get('class', ''),
                      'share': '' if share is None else f'{share:.4f}', 'nearest': found[0],
@@ -157,10 +160,10 @@ def as_rows(queries, nearest, distances, said):
 
 
 @plotting.styled
-def draw(file, queries, nearest, distances, said, transform):
+def draw(file, queries, nearest, distances, answers, transform):
     """A picture of queries and their nearest images, as the network sees them, with their distances."""
     rows = []
-    for photo, found, far, answer in zip(stopping.checked(queries), nearest, distances, said, strict=False):
+    for photo, found, far, answer in zip(stopping.checked(queries), nearest, distances, answers, strict=False):
         tiles = [tile(photo, transform, '', 'black')]
         tiles += [tile(path, transform, f'{distance:.3f}', plotting.GREY)
                   for path, distance in zip(found[:N_COLUMNS], far, strict=False)]

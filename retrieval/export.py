@@ -21,19 +21,7 @@ from utilities.errors import UserError, choose
 from utilities.files import atomic, require_writable, require_writable_folder, writing
 from utilities.image_size import sides
 
-
-class Exported(torch.nn.Module):
-    """
-    uint8 RGB images [B, 3, H, W], resized and cropped as in evaluation -> embeddings [B, D] float32, as main.py
-    --evaluate ranks them. The scaling to [0, 1], the channel order and the normalisation are part of it.
-    """
-
-    def __init__(self, network):
-        super().__init__()
-        self.network = network
-
-    def forward(self, images):
-        return self.network(images.to(torch.float32) * (1 / 255))
+ONNX_BYTES = 1.5e9           # of weights; torch.onnx writes those of a little more to a second file
 
 
 def save_pt2(program, file, description):
@@ -43,6 +31,10 @@ def save_pt2(program, file, description):
 
 
 def save_onnx(program, file, description):
+    n_bytes = sum(weights.nbytes for weights in program.state_dict.values())
+    if n_bytes > ONNX_BYTES:
+        raise UserError(f'export: weights of {n_bytes / 1e9:.1f} GB, and a .onnx file holds {ONNX_BYTES / 1e9:.1f} GB '
+                        'at most; give a file that ends in .pt2, or --hub')
     converted = torch.onnx.export(program, dynamo=True, input_names=['images'], output_names=['embeddings'],
                                   dynamic_shapes=({0: 'batch'},), verbose=False)
     converted.model.metadata_props['description.json'] = description
@@ -80,9 +72,6 @@ def write(opt, source, target, hub=False):
     missing = [name for name in ('onnx', 'onnxscript') if save is save_onnx and not importlib.util.find_spec(name)]
     if missing:
         raise UserError(f'export {target}: .onnx needs {" and ".join(missing)}: pip install onnx onnxscript')
-    if opt.pca:
-        raise UserError(f'export {target}: the components of --pca {opt.pca} are fitted on the training images and '
-                        'cannot be exported; give --pca 0')
     opt.device = 'cpu'
     network, transform = loading.restore(opt, source)
     low_rank.merge(network.to(memory_format=torch.contiguous_format))    # other layouts are not saved well
@@ -95,17 +84,17 @@ def write(opt, source, target, hub=False):
         example = torch.zeros(2, 3, height, width, dtype=torch.uint8)
         batch = {0: torch.export.Dim('batch')}
         with torch.no_grad():
-            program = torch.export.export(Exported(network), (example,), dynamic_shapes=(batch,))
+            program = torch.export.export(network, (example,), dynamic_shapes=(batch,))
         with atomic(target) as temporary:
             save(program, temporary, json.dumps(description))
     print(f'{target}: {description["input"]} -> float32 embeddings, after {", ".join(steps)}')
 
 
 def require_new_folder(folder, flag):
-    """Raises UserError where `folder` cannot be made, or has files already."""
+    """Raises UserError where `folder` cannot be made, has files already, or is the current folder."""
     require_writable_folder(folder, flag)
-    if Path(folder).is_dir() and any(Path(folder).iterdir()):
-        raise UserError(f'{flag} {folder}: this folder has files already; give a new one')
+    if Path(folder).is_dir() and (any(Path(folder).iterdir()) or Path(folder).samefile('.')):
+        raise UserError(f'{flag} {folder}: this folder has files already, or is the current one; give a new one')
 
 
 def write_folder(opt, network, source, folder, description):

@@ -16,7 +16,6 @@ from evaluation.ranking.nearest import first, split_by_class
 from evaluation.ranking.neighbours import Search
 from records import columns
 
-MORE = 1 + 1e-12             # factor for rate * number of queries, which rounding may put just below a whole number
 N_RESAMPLES = 1000           # resamples of the validation classes, for intervals
 
 
@@ -65,7 +64,9 @@ def oscr(answers):
 def fpr_at_tpr(answers, rate):
     """The fraction of unknown queries accepted at the highest threshold that accepts `rate` of the known ones."""
     known = np.sort(answers.known)[::-1]
-    return mean(answers.unknown >= known[int(np.ceil(rate * len(known) / MORE)) - 1]) if len(known) else np.nan
+    if not len(known):
+        return np.nan
+    return mean(answers.unknown >= known[int(np.ceil(rate * len(known) / rank_metrics.ROUNDING)) - 1])
 
 
 def fnir_at_fpir(answers, rate):
@@ -75,7 +76,7 @@ def fnir_at_fpir(answers, rate):
 
 def threshold_at(unknown, rate):
     """The lowest threshold that at most a fraction `rate` < 1 of the similarities `unknown` [u], u > 0, reach."""
-    return np.nextafter(np.sort(unknown)[::-1][int(rate * len(unknown) * MORE)], np.inf)
+    return np.nextafter(np.sort(unknown)[::-1][int(rate * len(unknown) * rank_metrics.ROUNDING)], np.inf)
 
 
 def fpir(answers, threshold):
@@ -205,7 +206,7 @@ def calibrate(part, rate, seed):
     for _ in range(N_RESAMPLES):
         times = np.bincount(random.integers(0, len(sizes), len(sizes)), minlength=len(sizes))
         n_accepted = times[classes[order]].cumsum()
-        highest_rejected = np.searchsorted(n_accepted, int(rate * n_accepted[-1] * MORE), 'right')
+        highest_rejected = np.searchsorted(n_accepted, int(rate * n_accepted[-1] * rank_metrics.ROUNDING), 'right')
         found['threshold'].append(np.nextafter(unknown[order[highest_rejected]], np.inf))
         found['fpir'].append(times @ n_false / (times @ sizes))
         found['fnir'].append(times @ n_missed / (times @ sizes))

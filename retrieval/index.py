@@ -50,12 +50,13 @@ class Index:
         return len(self.embeddings)
 
     def __str__(self):
-        told = f'; {unknown.described(self.open_set, len(self))}' if self.open_set else ''
-        how = 'exact search'
+        threshold = f'; {unknown.described(self.open_set, len(self))}' if self.open_set else ''
+        kind_of_search = 'exact search'
         if self.approximate is not None:
             found = self.content['search']
-            how = f'searched by {found["factory"]}: finds {found["recall"]:.1%} of the exact {search.N_NEAREST} nearest'
-        return f'{self.folder}: {len(self):,} images, {how}{told}'
+            kind_of_search = (f'searched by {found["factory"]}: finds {found["recall"]:.1%} of the exact '
+                              f'{search.N_NEAREST} nearest')
+        return f'{self.folder}: {len(self):,} images, {kind_of_search}{threshold}'
 
     @functools.cached_property
     def photos(self):
@@ -105,6 +106,10 @@ class Index:
             return self.embeddings
         return torch.tensor(self.embeddings, device=self.device)
 
+    def require_images(self):
+        if not len(self):
+            raise UserError(f'{self.folder}: the index has no images yet; add some')
+
     def nearest(self, embeddings, k=10):
         """
         The k nearest images of each query, the nearest first.
@@ -114,8 +119,7 @@ class Index:
         Returns rows [Q, k] int64, indices into `paths` and `embeddings`, and their Euclidean distances [Q, k] float32;
         all images, if the index has fewer than k. Raises UserError for queries of another dimension, or not finite.
         """
-        if not len(self):
-            raise UserError(f'{self.folder}: the index has no images yet; add some')
+        self.require_images()
         queries = checked(embeddings, self.embeddings.shape[1], self.folder)
         rows = np.empty((len(queries), min(k, len(self))), np.int64)
         distances = np.empty(rows.shape, np.float32)
@@ -146,21 +150,21 @@ class Index:
         """Whether all embeddings are the same."""
         return are_same(torch.from_numpy(self.embeddings))
 
-    def answers(self, distances, rows=None):
+    def answers(self, distances, rows=None, n_votes=None):
         """
         For each query, by the distances [Q, k] of nearest() or query(): {'unknown': bool, 'similarity', 'threshold'},
         without these if the index has no threshold; and by the rows [Q, k] of nearest(), if they are given and the
-        images are in several folders, the vote of these images (vote.vote). The class of an unknown query, and of any
-        query where all embeddings are the same, is None.
+        images are in several folders, the vote of the `n_votes` nearest of these images, None: of all (vote.vote). The
+        class of an unknown query, and of any query where all embeddings are the same, is None.
         """
-        said = [unknown.answer(self.open_set, far[0]) for far in distances]
-        if rows is not None and rows.shape[1] and self.has_classes:
-            for answer, found, far in zip(said, rows, distances, strict=True):
+        answers = [unknown.answer(self.open_set, far[0]) for far in distances]
+        if rows is not None and n_votes != 0 and self.has_classes:
+            for answer, found, far in zip(answers, rows, distances, strict=True):
                 voted = {'class': None, 'share': None}
                 if not (answer.get('unknown') or self.is_collapsed):
-                    voted = vote.vote([vote.class_of(self.paths[row]) for row in found], far)
+                    voted = vote.vote([vote.class_of(self.paths[row]) for row in found[:n_votes]], far[:n_votes])
                 answer |= voted
-        return said
+        return answers
 
 
 def checked(points, dim, folder):

@@ -117,22 +117,18 @@ def load(run, device='auto'):
     Returns: network, a Network: images [B, 3, H, W] -> embeddings [B, D], in evaluation mode; and transform: a PIL
     image -> one image [3, H, W] for it, on the CPU.
 
-    Neither the data of the run nor a download is needed, and torch's settings and random numbers stay as they were.
-    Raises UserError where `run` is neither, or is damaged, or has --pca.
+    The data of the run are not needed, a download only for --arch timm:hf-hub:NAME, and torch's settings and random
+    numbers stay as they were. Raises UserError where `run` is neither, or is damaged, or has --pca.
     """
-    opt = configuration.parse(['--evaluate', str(run), *command_line.tokens({'device': device})])
-    if opt.pca:
-        raise UserError(f'{run}: its --pca {opt.pca} is fitted on the training images in each evaluation, and cannot '
-                        f'be applied here. Take the network without it, FOLDER, which this command exports: python '
-                        f'Evaluate_Network.py {run} export --hub FOLDER --pca 0')
-    return restore(opt, run)
+    return restore(configuration.parse(['--evaluate', str(run), *command_line.tokens({'device': device})]), run)
 
 
 def restore(opt, run):
-    """The Network of a run, and the Transform of its images, with the flags of the namespace `opt`."""
+    """The Network of a run, and the Transform of its images, with the flags of `opt`. Raises UserError as load()."""
     if opt.pca:
-        raise UserError(f'--pca {opt.pca}: its components are fitted on the training images in each evaluation, and '
-                        'are not applied here; give --pca 0')
+        raise UserError(f'{run}: --pca {opt.pca} is fitted on the training images in each evaluation, and is not '
+                        'applied here. Give --pca 0 or, where there is no such flag, in place of the run the FOLDER '
+                        f'that this command writes: python Evaluate_Network.py {run} export --hub FOLDER --pca 0')
     with preserved():
         model = parts.restore_network(opt, run)
     return Network(opt, model, run), Transform(datasets.pipelines(opt, model.input_size)[1])
@@ -156,7 +152,8 @@ class Photos(torch.utils.data.Dataset):
             photo = self.read(image)
             return index, self.pipeline.load(photo), None
         except UserError as error:
-            return index, None, f'{image}: not a readable image ({decoding.decoding_reason(error.__context__)})'
+            reason = decoding.decoding_reason(error.__context__ or error)        # one of the transforms has no context
+            return index, None, f'{image}: not a readable image ({reason})'
 
     def read(self, image):
         if not hasattr(image, 'getexif'):
@@ -173,7 +170,7 @@ class Photos(torch.utils.data.Dataset):
         return indices, batch, broken
 
 
-def embedded(network, transform, images, bs=112, kernels=0):
+def embed_in_batches(network, transform, images, bs=112, kernels=0):
     """
     Yields, batch by batch in the order of `images` (paths, or PIL images): the indices [B] of the images that can be
     read, their embeddings, a float32 array [B, D], and {index: reason} of the others. kernels: number of data workers.
@@ -204,7 +201,7 @@ def embed(network, transform, images, bs=112, kernels=0):
     images = [images] if is_one or not hasattr(images, '__iter__') else [*images]
     require_images(images)
     found = [np.empty((0, network.width), np.float32)]
-    for _, embeddings, broken in embedded(network, transform, images, bs, kernels):
+    for _, embeddings, broken in embed_in_batches(network, transform, images, bs, kernels):
         if broken:
             raise UserError(next(iter(broken.values())))
         found.append(embeddings)

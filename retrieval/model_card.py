@@ -1,4 +1,5 @@
 """The model card of an exported network: README.md as Hugging Face shows it, for readers without this program."""
+import configuration
 from records import columns
 from utilities.image_size import sides
 
@@ -26,11 +27,7 @@ An embedding network: images of one class are near each other, also of classes t
 | standard deviation of each channel, a divisor | {std} |
 | trained on | `{data}` |
 
-| metric of the test split | value |
-|---|---:|
-{metrics}
-
-`model.safetensors` has the weights of the backbone, `embedding.safetensors` those of the other layers, and
+{metrics}`model.safetensors` has the weights of the backbone, `embedding.safetensors` those of the other layers, and
 `config.json` the settings. None of them can hold code. With a checkout of the program that trained it, as REPO,
 the network normalises its input itself:
 
@@ -53,15 +50,22 @@ def text(opt, flags, states, description, network):
     """
     height, width = sides(network.input_size)
     model = network.model
-    has_norm_1 = opt.eval_normalize or model.normalize and not opt.eval_views
+    has_norm_1 = opt.eval_normalize or model.normalize and not (opt.eval_features or opt.eval_views or opt.cascade)
     split = f'{columns.EMA}test_' if opt.eval_ema else 'test_'
-    metrics = [f'| {name.removeprefix(split)} | {value:.4f} |' for name, value in (states.get('row') or {}).items()
+    row = states.get('row') or {}
+    now = configuration.embedding_settings(opt) | {'pca': opt.pca}
+    changed = {flag for flag, value in now.items() if states['settings'].get(flag, value) != value}
+    if changed - {'eval_ema'}:                               # the row has metrics of other embeddings
+        row = {}
+    metrics = [f'| {name.removeprefix(split)} | {value:.4f} |' for name, value in row.items()
                if name.startswith(split) and isinstance(value, float) and not columns.is_beside(name)]
+    if metrics:
+        metrics = [f'| metric of the test split, after epoch {row["epoch"]} | value |', '|---|---:|', *metrics, '', '']
     return TEXT.format(
         library='timm' if flags['arch'].startswith('timm:') else 'pytorch', arch=flags['arch'], data=flags['dataset'],
         n_parameters=sum(parameter.numel() for parameter in network.parameters()),
         epoch=states['epoch'], average=', their moving average' if opt.eval_ema else '',
-        dim=model.n_features if opt.eval_features else opt.embed_dim, norm=' and norm 1' if has_norm_1 else '',
+        dim=network.width, norm=' and norm 1' if has_norm_1 else '',
         channels='blue, green, red' if model.bgr else 'red, green, blue', height=height, width=width,
         before=', '.join(f'`{step}`' for step in description['before']),
         mean=numbers(model.mean), std=numbers(model.std), metrics='\n'.join(metrics))

@@ -16,14 +16,12 @@ import criteria
 from datasets.loading import workers
 from evaluation import rank_metrics
 from retrieval import loading, unknown
-from utilities import device
 from utilities.errors import UserError
 from utilities.files import require_writable, write_csv
 from utilities.text_tables import aligned
 
 RATES = 1e-3, 1e-2, 1e-1     # false-positive rates at which the true-positive rate is printed
-WITHOUT = ('pca', 'eval_autocast', 'eval_reference', 'eval_level', 'splits_to_eval')
-MORE = 1 + 1e-12             # factor for rate * number of pairs, which rounding may put just below a whole number
+WITHOUT = ('eval_autocast', 'eval_reference', 'eval_level', 'splits_to_eval')
 SAME = {'1': True, '0': False, 'true': True, 'false': False}
 SUFFIXES = '.jpg', '.png', '.jpeg'
 DIGITS = 9                   # the most digits of a number in LFW's list
@@ -56,7 +54,6 @@ def verify(opt):
     if opt.rows:
         require_writable(opt.rows, '--rows')
     pairs = read(Path(opt.file), Path(opt.photos) if opt.photos else Path(opt.file).parent)
-    opt.device = device.select(opt)
     images = list(dict.fromkeys([*pairs.first, *pairs.second]))
     embeddings = loading.embed(*loading.restore(opt, opt.evaluate), images, opt.eval_bs or opt.bs, workers(opt))
     similarity = similarities(embeddings, images, pairs)
@@ -121,11 +118,12 @@ def of_lfw(file, lines, folder):
     rows = []
     for number, cells in enumerate(table[1:]):
         is_same = n_pairs > 0 and number % (2 * n_pairs) < n_pairs
-        one, *other = cells[:2], cells[:1] + cells[2:] if is_same else cells[2:]
-        if len(cells) != (3 if is_same else 4) or not (is_number(one[1]) and is_number(other[0][1])):
+        one = cells[:2]
+        other = cells[:1] + cells[2:] if is_same else cells[2:]
+        if len(cells) != (3 if is_same else 4) or not (is_number(one[1]) and is_number(other[1])):
             raise UserError(f'pairs {file}: pair {number + 1} is {" ".join(cells)!r}; expected '
                             f'{"name number number" if is_same else "name number name number"}')
-        rows.append((*(image_of_lfw(folder, *image) for image in (one, *other)), is_same,
+        rows.append((*(image_of_lfw(folder, *image) for image in (one, other)), is_same,
                      str(number // (2 * n_pairs) + 1)))
     if len(rows) != 2 * n_folds * n_pairs:
         raise UserError(f'pairs {file}: its first line says {2 * n_folds * n_pairs:,} pairs, but it has {len(rows):,}')
@@ -194,7 +192,7 @@ def equal_error_rate(similarity, is_same):
 def true_positive_rate(similarity, is_same, rate):
     """The fraction of pairs of one class accepted where at most a fraction `rate` of the others is accepted."""
     false, true = roc(similarity, is_same)
-    return float(true[false <= rate * MORE][-1])
+    return float(true[false <= rate * rank_metrics.ROUNDING][-1])
 
 
 def report(similarity, pairs, accuracies, n_images):

@@ -26,10 +26,8 @@ def find(places):
         if place.is_dir():
             images, others = in_folder(place)
             ignored += others
-        elif place.suffix.lower() in READERS:
-            images = listed(place)
         elif place.is_file():
-            images = [place]
+            images = named_by(place)
         else:
             raise UserError(f'{place}: there is no such file or folder')
         if not images:
@@ -53,6 +51,12 @@ def in_folder(folder):
                 known = Path(name).suffix.lower() in decoding.suffixes()
                 (images if known else others).append(os.path.join(above, name))
     return sorted(images), sorted(others)
+
+
+def named_by(place):
+    """The paths that a .csv or .txt file lists; any other path alone, which need not exist."""
+    is_list = place.suffix.lower() in READERS and not place.is_dir()
+    return listed(place) if is_list else [place]
 
 
 def listed(file):

@@ -23,7 +23,7 @@ from utilities import processes, stopping
 from utilities.errors import UserError, choose
 from utilities.text_tables import aligned
 
-MOST = 30_000                # images re-ranked together at most; four matrices of N x N numbers then take 14 GB
+MOST = 30_000                # images re-ranked together at most; five matrices of N x N numbers then take 18 GB
 
 
 def k_reciprocal(distances, k1=20, k2=6, weight=0.3):
@@ -79,12 +79,12 @@ class KReciprocal(Search):
         return torch.zeros_like(scores)
 
 
-def alpha_expanded(embeddings, labels, *roles, n=50, alpha=3.0, **more):
+def alpha_expanded(embeddings, labels, n=50, alpha=3.0, **more):
     """
     A Search by cosine similarity. Each query is replaced by the sum of itself and its n nearest gallery images, with
     the weights max(similarity, 0)^alpha, and scaled to norm 1. These images may be of the query's camera.
     """
-    search = Search(on_the_sphere(embeddings), labels, *roles, **more)
+    search = Search(on_the_sphere(embeddings), labels, **more)
     queries = search.queries
     expanded = queries.clone()
     for rows in chunks(np.arange(len(queries)), len(search.gallery) + n * queries.shape[1]):

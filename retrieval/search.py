@@ -10,7 +10,7 @@ from utilities.libraries import faiss_or_none
 N_QUERIES = 500              # queries with which the recall is measured
 N_NEAREST = 10               # images that each query should find
 CANDIDATES = 100             # at least so many images are found by faiss, and ranked by their embeddings
-RECALL = 0.95                # the recall that enough cells of an inverted file should reach
+RECALL = 0.95                # the recall at which no more cells of an inverted file are added
 
 
 @contextlib.contextmanager

@@ -5,9 +5,9 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from datasets import decoding
+from retrieval import loading
 from utilities import stopping
 from utilities.errors import UserError
 
@@ -30,7 +30,7 @@ def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
     """
     The WSGI application of an open Index. Images of the index are requested by their row, so that no other file can be
     read, and are sent as JPEG. An uploaded photo is never stored. hosts: as for guard().
-    n_votes: number of nearest images that vote for the class of a photo; 0: none is said.
+    n_votes: number of nearest images that vote for the class of a photo; 0: no class.
     """
     import flask
     app = flask.Flask(__name__, static_folder=None)
@@ -67,13 +67,13 @@ def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
     def photo_neighbours():
         try:
             with decoding.open_image(io.BytesIO(flask.request.get_data()), MAX_MEGAPIXELS) as image:
-                photo = transform(decoding.upright(image))
+                photo = decoding.upright(image)
         except decoding.TooLarge:
             flask.abort(400, f'The photo has more than {MAX_MEGAPIXELS} million pixels.')
         except Exception:  # decoders raise all kinds of exceptions on a file that is no image
             flask.abort(400, 'This file is not an image that can be read.')
-        with lock, torch.inference_mode():
-            embedding = network(photo[None])[0].float().cpu().numpy()
+        with lock:
+            embedding = loading.embed(network, transform, photo)[0].numpy()
         return neighbours(index, embedding, k, n_votes=n_votes)
 
     return app
@@ -117,10 +117,10 @@ def neighbours(index, embedding, k, without=None, n_votes=0):
     rows, distances = index.nearest(embedding[None], max(k + (without is not None), n_votes))
     found = [{'row': int(row), 'name': short_name(index, row), 'distance': float(distance)}
              for row, distance in zip(rows[0], distances[0], strict=True) if row != without]
-    said = {}                                              # an image of the index is known
+    answer = {}                                            # an image of the index is known
     if without is None:
-        said = index.answers(distances[:, :max(n_votes, 1)], rows[:, :n_votes])[0]
-    return said | {'n_images': len(index.paths), 'neighbours': found[:k]}
+        answer = index.answers(distances, rows, n_votes)[0]
+    return answer | {'n_images': len(index.paths), 'neighbours': found[:k]}
 
 
 def small(image):
@@ -141,8 +141,9 @@ def listening(app, host, port):
 def serve(index, network, transform, k=24, host='127.0.0.1', port=8000, n_votes=0):
     """
     Serves the page until Ctrl-C. host: the address to listen on; 127.0.0.1 can be reached from this machine only. port:
-    0 means any free one. Raises UserError if a package is missing, or the address or port cannot be used.
+    0 means any free one. Raises UserError for a missing package, an empty index, or an address that cannot be used.
     """
+    index.require_images()
     try:
         import flask  # noqa: F401
         import waitress  # noqa: F401

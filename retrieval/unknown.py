@@ -91,10 +91,10 @@ def answer(calibration, distance):
     return {'unknown': not found >= threshold, 'similarity': found, 'threshold': threshold}
 
 
-def sentences(said):
+def sentences(answered):
     """An answer() as a list of one line of text, or of none."""
-    if 'unknown' not in said:
+    if 'unknown' not in answered:
         return []
-    word, side = ('unknown', 'below') if said['unknown'] else ('known', 'at least')
-    return [f'  {word}: the nearest similarity {said["similarity"]:.4f} is {side} the threshold '
-            f'{said["threshold"]:.4f}']
+    word, side = ('unknown', 'below') if answered['unknown'] else ('known', 'at least')
+    return [f'  {word}: the nearest similarity {answered["similarity"]:.4f} is {side} the threshold '
+            f'{answered["threshold"]:.4f}']

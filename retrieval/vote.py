@@ -24,8 +24,8 @@ def vote(classes, distances):
 
     Returns: {'class': the class with the largest share, the nearer one of equal shares, 'share': its share}; None for
     both where classes of equal shares are equally near. The weight of an image is 1 − d² / 2, the cosine of embeddings
-    of norm 1, and 0 where that is negative; if no weight is positive, all are equal. Images at the distance 0 are the
-    photo itself: they alone vote, and 'in_index' is True.
+    of norm 1, and 0 where that is negative; if no weight is positive, all are equal. Images at a distance of
+    at most SAME are the photo itself: they alone vote, and 'in_index' is True.
 
     >>> vote(['cat', 'dog', 'dog'], [0.2, 1.0, 1.0])
     {'class': 'dog', 'share': 0.5050505050505051}
@@ -48,12 +48,12 @@ def vote(classes, distances):
     return found | ({'in_index': True} if itself.any() else {})
 
 
-def sentences(said):
+def sentences(answer):
     """An answer of Index.answers() as a list of one line of text about the class, or of none."""
-    if 'class' not in said or said.get('unknown'):
+    if 'class' not in answer or answer.get('unknown'):
         return []
-    if said['class'] is None:
+    if answer['class'] is None:
         return ['  no class: images of several classes are equally near']
-    if said.get('in_index'):
-        return [f'  class: {said["class"]}: this photo is in the index']
-    return [f'  class: {said["class"]}, with {said["share"]:.0%} of the votes of the nearest images']
+    if answer.get('in_index'):
+        return [f'  class: {answer["class"]}: this photo is in the index']
+    return [f'  class: {answer["class"]}, with {answer["share"]:.0%} of the votes of the nearest images']

@@ -20,7 +20,7 @@ FULL, PYTORCHS = (False, False), (True, False)         # TF32 in convolutions, i
 
 
 def precision():
-    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    return tuple(setting.fp32_precision == 'tf32' for setting in device.SETTINGS)
 
 
 @pytest.mark.parametrize('flags, expected', [({}, PYTORCHS), ({'tf32': True}, (True, True)), ({'tf32': False}, FULL)])
@@ -29,6 +29,20 @@ def test_float32_is_computed_as_in_pytorch_or_as_the_flag_says(flags, expected, 
         device.set_tf32(*before)
         device.set_arithmetic(opt(**flags))
         assert precision() == expected
+
+
+@pytest.mark.parametrize('kind, flag, expected', [('cuda', True, True), ('cuda', False, False), ('cpu', False, True)])
+def test_arithmetic_is_deterministic_on_the_cpu_and_by_the_flag(kind, flag, expected, opt, monkeypatch):
+    monkeypatch.setenv('CUBLAS_WORKSPACE_CONFIG', '')
+    monkeypatch.delenv('CUBLAS_WORKSPACE_CONFIG')
+    for name in ('deterministic', 'benchmark'):
+        monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
+    flags = opt(deterministic=flag)
+    flags.device = torch.device(kind)
+    device.set_arithmetic(flags)
+    assert torch.are_deterministic_algorithms_enabled() == torch.backends.cudnn.deterministic == expected
+    assert torch.backends.cudnn.benchmark != expected
+    assert os.environ.get('CUBLAS_WORKSPACE_CONFIG') == (':4096:8' if kind == 'cuda' and flag else None)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import batch_mining
 import configuration
@@ -366,7 +367,7 @@ def test_miners_samplers_and_metrics_take_labels_of_any_integer_type(kind):
 def test_labels_that_are_nan_or_of_another_shape_are_refused_by_metrics_and_samplers():
     batch, labels = batch_of()
     missing = labels.double().where(torch.arange(12) > 1, torch.nan)
-    assert load('metrics', ['nmi'])(batch, labels.double()) == load('metrics', ['nmi'])(batch, labels)
+    assert load('metrics', 'nmi')(batch, labels.double()) == load('metrics', ['nmi'])(batch, labels)
     for given in (missing, missing.numpy(), missing.tolist()):
         with pytest.raises(ValueError, match='2 of the 12 labels are NaN; leave these images out'):
             load('metrics', ['e_recall@1'])(batch, given)
@@ -443,6 +444,7 @@ FRESH = """
 import sys
 sys.modules['numpy'] = None
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 before = {*sys.modules}
 settings = dict(source='local', trust_repo=True)
 criterion = torch.hub.load(sys.argv[1], 'criterion', 'margin', miner='distance', n_classes=3, **settings)
@@ -501,8 +503,21 @@ class Code:
         return Path.touch, (self.file,)
 
 
+class Precisions(TorchDispatchMode):
+    """In the block: the precisions of convolutions on GPUs, when operations are computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_convolutions = set()
+
+    def __torch_dispatch__(self, operation, types, arguments=(), named=None):
+        self.of_convolutions.add(torch.backends.cudnn.conv.fp32_precision)
+        return operation(*arguments, **named or {})
+
+
 def test_a_pt2_file_is_loaded_only_with_trust_since_it_can_hold_code(tmp_path):
-    program = torch.export.export(torch.nn.Flatten(), (torch.zeros(2, 3, 4, 4),))
+    images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    program = torch.export.export(torch.nn.Flatten(), (images,))
     torch.export.save(program, tmp_path / 'own.pt2', extra_files={'description.json': '{"input": "some"}'})
     code = io.BytesIO()
     torch.save(Code(tmp_path / 'it_ran'), code)
@@ -513,7 +528,12 @@ def test_a_pt2_file_is_loaded_only_with_trust_since_it_can_hold_code(tmp_path):
         with pytest.raises(ValueError, match='can run any code where it is loaded, .* trust=True if the'):
             load('network', tmp_path / f'{name}.pt2')
     assert not (tmp_path / 'it_ran').exists()
-    assert load('network', tmp_path / 'own.pt2', trust=True).description == {'input': 'some'}
+    network = load('network', tmp_path / 'own.pt2', trust=True)
+    assert network.description == {'input': 'some'}
+    before = torch.backends.cudnn.conv.fp32_precision
+    with Precisions() as found:
+        network(images)
+    assert found.of_convolutions == {'ieee'} and torch.backends.cudnn.conv.fp32_precision == before == 'tf32'
     with contextlib.suppress(Exception):
         load('network', tmp_path / 'foreign.pt2', trust=True)
     assert (tmp_path / 'it_ran').exists()                    # so that the file is what it is meant to be

@@ -8,6 +8,7 @@ with large batches.
 import contextlib
 import ctypes
 import os
+import sys
 import warnings
 
 import torch
@@ -15,8 +16,10 @@ import torch
 from utilities import processes, stopping
 from utilities.errors import UserError
 
-# whether this PyTorch computes convolutions and products of matrices in TF32 on NVIDIA GPUs, if nobody sets it
-TF32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+# PyTorch's settings of convolutions, and of products of matrices, on NVIDIA GPUs. Their fp32_precision can always be
+# read; the older allow_tf32 only in programs that set nothing, or allow_tf32 itself.
+SETTINGS = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+TF32 = tuple(setting.fp32_precision == 'tf32' for setting in SETTINGS)           # whether TF32 is used by default
 TRIM_THRESHOLD = -1
 MMAP_THRESHOLD = -3                           # the parameters' numbers in glibc's malloc.h
 KEPT = 2 ** 31 - 1                                                # bytes of freed memory that a process keeps at most
@@ -38,8 +41,10 @@ def select(opt):
                         f'{are} on this machine')
     kind = processes.accelerator()
     if opt.device in ('auto', 'cuda') and kind:
-        index = indices[processes.local_rank()]
         gpus = torch.get_device_module(kind)
+        index = indices[processes.local_rank()]
+        if index >= gpus.device_count() and 'gpu' not in opt.given:        # of a run on a machine with more GPUs
+            index = processes.local_rank()
         if index >= gpus.device_count():
             raise UserError(f'--gpu {index}: this machine has {gpus.device_count()} GPU(s), numbered from 0')
         gpus.set_device(index)            # for NCCL, pinned memory and compiled kernels
@@ -51,7 +56,7 @@ def select(opt):
     if opt.device in ('cuda', 'mps'):
         raise UserError(f'--device {opt.device}: not available in this PyTorch or on this machine; use auto or cpu')
     if opt.device == 'auto':
-        print('No GPU found: running on the CPU.')
+        print('No GPU found: running on the CPU.', file=sys.stderr)
     return torch.device('cpu')
 
 
@@ -80,6 +85,7 @@ def set_arithmetic(opt):
 
 def set_tf32(of_convolutions, of_products):
     """Whether NVIDIA GPUs compute float32 convolutions, and products of matrices, in TF32."""
+    # these set fp32_precision as well, and torch.compile reads both
     torch.backends.cudnn.allow_tf32 = of_convolutions
     torch.backends.cuda.matmul.allow_tf32 = of_products
 
@@ -87,12 +93,14 @@ def set_tf32(of_convolutions, of_products):
 @contextlib.contextmanager
 def full_float32():
     """In the block, float32 is computed in full precision, also on NVIDIA GPUs, whatever --tf32 says."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    set_tf32(False, False)
+    before = [setting.fp32_precision for setting in SETTINGS]
     try:
+        for setting in SETTINGS:
+            setting.fp32_precision = 'ieee'
         yield
     finally:
-        set_tf32(*before)
+        for setting, precision in zip(SETTINGS, before, strict=True):
+            setting.fp32_precision = precision
 
 
 def check_step(opt):

@@ -45,7 +45,7 @@ def call(capsys):
     """Runs a command with arguments; returns the exit code, and what it printed to stdout and to stderr."""
     def run_command(*arguments):
         capsys.readouterr()
-        machine = ['--device', 'cpu', '--kernels', '0'] if arguments[0] != 'remove' else []
+        machine = {'remove': [], 'serve': ['--device', 'cpu']}.get(arguments[0], ['--device', 'cpu', '--kernels', '0'])
         code = Retrieve_Images.main([*map(str, arguments), *machine])
         return code, *capsys.readouterr()
     return run_command

@@ -79,10 +79,13 @@ def test_the_file_gives_the_embeddings_of_the_network(arch, suffix, patterns, tm
     with torch.inference_mode():
         wanted = network(network_input(batch, torch.device('cpu')))
         program = runner(file)
-        found = torch.cat([program(part.contiguous()) for part in batch.split([1, 2, 30, len(batch) - 33])])
+        pieces = [part.contiguous() for part in batch.split([1, 2, 30, len(batch) - 33])]
+        found = torch.cat([program(part) for part in pieces])
+        of_bytes = torch.cat([network(part) for part in pieces])
     assert wanted.std(dim=0).max() > 1e-3
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     if suffix == '.pt2':
+        assert torch.equal(found, of_bytes)
         assert program.described['input'] == f'uint8 RGB [B, 3, {SIZE}, {SIZE}]'
         assert 'CenterCrop' in program.described['before'][1] and program.described['network'] == network.id
 
@@ -122,8 +125,23 @@ def test_a_folder_for_others_has_a_card_and_is_read_like_a_run(arch, flags, quic
         of_flag = architectures.select(configuration.parse(
             ['--arch', f'timm:local-dir:{folder}_normalize', '--input_size', '32', '--device', 'cpu'])).eval()
         torch.testing.assert_close(of_flag(images)[1], features, rtol=0, atol=1e-5)
-    with pytest.raises(UserError, match='this folder has files already; give a new one'):
+    with pytest.raises(UserError, match='this folder has files already, or'):
         export.write(opt, source, folder, hub=True)
+
+
+@pytest.mark.parametrize('recorded, given, has_norm_1, has_metrics', [
+    ([], [], True, True), ([], ['--eval_features'], False, False), ([], ['--eval_normalize'], True, False),
+    (['--eval_views', 'flip'], [], False, True), (['--cascade', '1', '2', '--embed_dim', '12'], [], False, True),
+    (['--pca', '4'], ['--pca', '0'], True, False)])
+def test_a_card_claims_what_is_true_of_the_exported_embeddings(recorded, given, has_norm_1, has_metrics, tmp_path):
+    file = checkpoint_of('conv4_normalize', recorded, tmp_path)
+    states = torch.load(file) | {'epoch': 5, 'row': {'epoch': 4, 'test_map_at_r': .25}}
+    torch.save(states, file)
+    assert after_training(file, 'export', '--hub', tmp_path / 'hub', *given) == 0
+    card = (tmp_path / 'hub' / 'README.md').read_text()
+    assert ('and norm 1' in card) == has_norm_1 and 'after epoch 5 |' in card
+    table = '| metric of the test split, after epoch 4 | value |\n|---|---:|\n| map_at_r | 0.2500 |\n\n'
+    assert (table in card) == has_metrics == ('map_at_r' in card)
 
 
 @pytest.fixture(scope='module')
@@ -202,7 +220,7 @@ def test_a_flipped_bit_and_a_changed_preprocessing_are_noticed(file, change, hub
 @pytest.mark.parametrize('file, flags, sentence', [
     ('network.pth', [], 'network.pth: file name extension .pth: unknown; choose from .pt2, .onnx'),
     ('nowhere/network.pt2', [], 'there is no folder'),
-    ('network.pt2', ['--pca', '2'], 'give --pca 0'),
+    ('network.pt2', ['--pca', '2'], 'Give --pca 0'),
     ('network.onnx', [], '.onnx needs onnx and onnxscript: pip install onnx onnxscript'),
     ('network.pt2', ['--evaluate', 'a'], '--evaluate has no effect'),
 ])
@@ -212,3 +230,14 @@ def test_what_cannot_be_exported(file, flags, sentence, untrained, tmp_path, cap
     assert after_training(untrained, 'export', tmp_path / file, *flags) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / file).exists()
+
+
+def test_a_network_is_exported_to_one_file_and_to_a_folder_of_its_own(untrained, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert after_training(untrained, 'export', '--hub', '.') == 2
+    assert 'or is the current one; give a new one' in capsys.readouterr().err
+    pytest.importorskip('onnx'), pytest.importorskip('onnxscript')
+    monkeypatch.setattr(export, 'ONNX_BYTES', 1e5)
+    assert after_training(untrained, 'export', 'network.onnx') == 2
+    assert 'a .onnx file holds 0.0 GB at most; give a file that ends in .pt2, or --hub' in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == []

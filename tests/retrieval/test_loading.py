@@ -9,7 +9,9 @@ from PIL import Image
 
 import main
 import retrieval
+from datasets.pipeline import Pipeline
 from evaluation.embedding import network_id
+from retrieval import loading
 from tests.helpers import after_training
 from tests.retrieval.conftest import train
 from utilities.errors import UserError
@@ -90,6 +92,9 @@ def test_what_cannot_be_loaded(trained, photos, tmp_path):
     Image.new('RGB', (300, 300), 'red').save(file, 'PNG')
     with pytest.raises(UserError, match='not a readable image .*truncated'):
         retrieval.embed(network, transform, [Image.open(io.BytesIO(file.getvalue()[:-60]))])
+    odd = loading.Transform(Pipeline([lambda image: image.convert('CMYK')]))
+    with pytest.raises(UserError, match=r'1.png: not a readable image \(the transforms .* a PIL image of mode CMYK'):
+        retrieval.embed(network, odd, photos / 'class_00' / '1.png')
     with pytest.raises(UserError, match='nowhere: not a run folder'):
         retrieval.load(tmp_path / 'nowhere')
     with pytest.raises(UserError, match='--device'):
@@ -97,7 +102,7 @@ def test_what_cannot_be_loaded(trained, photos, tmp_path):
     reduced = shutil.copytree(trained, tmp_path / 'reduced')
     config = (reduced / 'config.yaml').read_text()
     (reduced / 'config.yaml').write_text(config.replace('  pca: 0\n', '  pca: 4\n'))
-    with pytest.raises(UserError, match='its --pca 4 is fitted on .*reduced export --hub FOLDER --pca 0'):
+    with pytest.raises(UserError, match='--pca 4 is fitted on .*reduced export --hub FOLDER --pca 0'):
         retrieval.load(reduced)
     assert after_training(reduced, 'export', '--hub', tmp_path / 'hub', '--pca', '0') == 0
     images = torch.rand(2, 3, 16, 16)

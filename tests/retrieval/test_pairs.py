@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+import parts
 import retrieval
 from retrieval import loading, pairs
 from tests.conftest import draw_classes
 from tests.helpers import after_training
+from utilities import processes
+from utilities.errors import UserError
 
 FLAGS = ['--device', 'cpu', '--kernels', '0']
 
@@ -67,12 +70,12 @@ def test_600_pairs_against_loops(trained, lists, tmp_path, capsys, monkeypatch):
     network, transform = retrieval.load(trained, 'cpu')
     points = retrieval.embed(network, transform, paths).double().numpy()
     similarity = [float(points[one] @ points[other]) for one, other, *_ in rows]                   # they have norm 1
-    seen, embedded = [], loading.embedded
+    seen, embedded = [], loading.embed_in_batches
 
     def counted(network, transform, images, *more):
         seen.extend(images)
         return embedded(network, transform, images, *more)
-    monkeypatch.setattr(loading, 'embedded', counted)
+    monkeypatch.setattr(loading, 'embed_in_batches', counted)
     assert after_training(trained, 'pairs', file, *FLAGS, '--rows', tmp_path / 'rows.csv') == 0
     assert len(seen) == len({*seen}) == 48                                     # each image once
     out = capsys.readouterr().out
@@ -86,6 +89,17 @@ def test_600_pairs_against_loops(trained, lists, tmp_path, capsys, monkeypatch):
     np.testing.assert_allclose([float(row['similarity']) for row in written], similarity, atol=2e-6)
     right = [(row['accepted'] == row['same']) for row in written]
     assert np.mean(right) == pytest.approx(mean)
+
+
+def test_a_gpu_is_used_where_there_is_one(trained, lists, monkeypatch, capsys):
+    def built(opt, backbone):
+        raise UserError(f'on {opt.device}')
+    monkeypatch.setattr(processes, 'accelerator', lambda: 'cuda')
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
+    monkeypatch.setattr(torch.cuda, 'set_device', lambda index: None)
+    monkeypatch.setattr(parts, 'build_network', built)
+    assert after_training(trained, 'pairs', lists[0], '--device', 'auto') == 2
+    assert 'on cuda:0' in capsys.readouterr().err
 
 
 def test_ties_and_a_perfect_separation_against_loops():
@@ -165,7 +179,9 @@ def test_sentences(name, text, sentence, trained, tmp_path, capsys):
 
 
 def test_flags_that_cannot_act_are_refused(trained, lists, tmp_path, capsys):
-    for flags, sentence in ((['--eval_level', 'parent'], '--eval_level has no effect'),
+    assert after_training(trained, 'pairs', lists[0], *FLAGS, '--pca', '0') == 0       # as the message on --pca says
+    for flags, sentence in ((['--pca', '4'], 'Give --pca 0 or'),
+                            (['--eval_level', 'parent'], '--eval_level has no effect'),
                             (['--loss', 'hyperbolic'], '--loss has no effect')):
         assert after_training(trained, 'pairs', lists[0], *FLAGS, *flags) == 2
         assert sentence in capsys.readouterr().err

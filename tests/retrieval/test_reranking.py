@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from evaluation import metrics
-from retrieval import reranking
+from retrieval import actions, reranking
 from tests.evaluation.test_metrics import means
 from tests.helpers import after_training, folder_of, printed_metrics
 
@@ -175,6 +175,11 @@ def test_the_table_of_a_run(quick, run, tmp_path, capsys):
     assert lines['plain'] == ['kreciprocal', 'alphaqe'] and lines['test_map_at_r'][0] == f'{plain:.4f}'
     assert {name for name in lines if name.startswith('test_')} == {'test_e_recall@1', 'test_map_at_r'}
     assert all(len(lines[name]) == 3 for name in lines if name.startswith('test_'))
+    _, opt = actions.parse([str(folder), 'rerank', *'--kreciprocal_k1 9 --kreciprocal_k2 4 --kreciprocal_lambda 0.6 '
+                            '--alphaqe_n 7 --alphaqe_alpha 2'.split()])
+    methods = reranking.searches(opt)
+    assert methods['kreciprocal'].keywords == {'k1': 9, 'k2': 4, 'weight': 0.6}
+    assert methods['alphaqe'].keywords == {'n': 7, 'alpha': 2}
     for flags, message in ((['--evaluation_metrics', 'nmi'], '--evaluation_metrics, such as map_'),
                            (['beta'], 'choose from'), (['--alphaqe_n', 'all'], 'expected a whole number')):
         assert after_training(folder, 'rerank', *flags) == 2

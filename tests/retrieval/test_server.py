@@ -15,7 +15,8 @@ import pytest
 import torch
 from PIL import Image, ImageColor
 
-from retrieval import server, unknown
+from datasets.pipeline import Pipeline
+from retrieval import loading, server, unknown
 from tests.helpers import wait_for
 from utilities.errors import UserError
 
@@ -24,15 +25,15 @@ COLOURS = ['red', 'darkred', 'orange', 'gold', 'green', 'darkgreen', 'blue', 'na
 
 
 class MeanColour(torch.nn.Module):
-    """[B, 3, S, S] -> [B, 3]: a network whose neighbours can be told."""
+    """uint8 [B, 3, S, S] -> [B, 3]: a network whose neighbours can be told."""
     device = torch.device('cpu')
+    width = 3
 
     def forward(self, images):
-        return images.mean(dim=(2, 3))
+        return images.float().mean(dim=(2, 3)) / 255
 
 
-def transform(image):
-    return torch.from_numpy(np.array(image.convert('RGB').resize((8, 8)))).permute(2, 0, 1) / 255
+transform = loading.Transform(Pipeline([lambda image: image.resize((8, 8))]))
 
 
 @pytest.fixture(scope='module')
@@ -56,8 +57,8 @@ def index(drawn, tmp_path):
         rows = np.argsort(distances, axis=1, kind='stable')[:, :k]
         return rows, np.take_along_axis(distances, rows, axis=1)
 
-    return SimpleNamespace(paths=paths, embeddings=embeddings, nearest=nearest,
-                           answers=lambda distances, rows: [{}])
+    return SimpleNamespace(paths=paths, embeddings=embeddings, nearest=nearest, require_images=lambda: None,
+                           answers=lambda distances, rows, n_votes: [{}])
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_the_neighbours_of_a_photo_and_of_an_image_of_the_index(client, index):
 
 
 def test_an_answer_below_the_threshold_is_unknown(client, index):
-    index.answers = lambda distances, rows: [unknown.answer(unknown.by_hand(0.9), distances[0][0])]
+    index.answers = lambda distances, rows, n_votes: [unknown.answer(unknown.by_hand(0.9), distances[0][0])]
     for colour, is_unknown in (('#f00', False), ('#0ff', True)):
         answer = client.post('/neighbours', data=photo(colour)).json
         assert answer['unknown'] == is_unknown and answer['threshold'] == 0.9
@@ -217,7 +218,9 @@ def page(index):
 
 
 def expect(locator):
-    return pytest.importorskip('playwright.sync_api').expect(locator)
+    sync_api = pytest.importorskip('playwright.sync_api')
+    sync_api.expect.set_options(timeout=60_000)              # ms, on a busy machine
+    return sync_api.expect(locator)
 
 
 def caption(page, text):
@@ -254,7 +257,7 @@ def test_the_page_in_a_browser(page, index, tmp_path):
     page.go_back()
     caption(page, 'new.jpg')
     assert shown(page)[0] == 'orange' and page.inner_text('#status').startswith('3 images')
-    index.answers = lambda distances, rows: [unknown.answer(unknown.by_hand(0.9), distances[0][0])]
+    index.answers = lambda distances, rows, n_votes: [unknown.answer(unknown.by_hand(0.9), distances[0][0])]
     for colour, said in (('#0ff', 'Unknown: the nearest similarity 0.'), ('#fa0', 'Known: the nearest similarity 0.9')):
         (tmp_path / f'{colour[1:]}.png').write_bytes(photo(colour))
         page.set_input_files('#file', tmp_path / f'{colour[1:]}.png')

@@ -250,7 +250,7 @@ def test_devices(opt, monkeypatch, capsys):
     for wanted in ('auto', 'cpu'):
         flags.device = wanted
         assert device.select(flags) == torch.device('cpu')
-    assert capsys.readouterr().out == 'No GPU found: running on the CPU.\n'
+    assert capsys.readouterr() == ('', 'No GPU found: running on the CPU.\n')
     for wanted in ('cuda', 'mps'):
         flags.device = wanted
         with pytest.raises(UserError, match=f'--device {wanted}: not available'):
@@ -268,3 +268,5 @@ def test_devices(opt, monkeypatch, capsys):
     flags.gpu = [2]
     with pytest.raises(UserError, match='--gpu 2: this machine has 2 GPU'):
         device.select(flags)
+    flags.given = []                                             # of a run folder, from a machine with more GPUs
+    assert device.select(flags) == torch.device('cuda', 0)
