@@ -17,9 +17,8 @@ import pytest
 import torch
 
 import batch_mining
-import configuration
 import evaluation
-from benchmarks import bare_loop, figures, gpu, loading, losses, mining, same_runs, scale
+from benchmarks import bare_loop, figures, gpu, loading, losses, mining, scale
 from benchmarks.embeddings import embeddings
 from benchmarks.figures import Row
 from evaluation.ranking import counting
@@ -218,23 +217,6 @@ def test_the_estimates_of_a_study_are_those_of_the_page(monkeypatch, capsys):
     assert f'{re.search(r"[0-9]+ images/s", out)[0]}\nneeds' in page
 
 
-def test_same_runs_names_the_column_that_differs(run, monkeypatch, tmp_path, capsys):
-    """Each run in this process."""
-    monkeypatch.setattr(same_runs, 'preload', lambda: None)
-    monkeypatch.setattr(same_runs, 'forked', lambda work, limit: (run(*work.args[0]), ''))
-    monkeypatch.setattr(same_runs, 'runs', lambda: {'npair': ['--loss', 'npair', '--batch_mining', 'npair']})
-    monkeypatch.setattr('sys.argv', ['same_runs', 'record', str(tmp_path)])
-    same_runs.run()
-    log = tmp_path / 'longer' / 'folder' / 'npair_s1' / 'log.csv'
-    log.write_text(log.read_text().replace(',0.001,', ',0.002,', 1))                          # the learning rate
-    monkeypatch.setattr('sys.argv', ['same_runs', 'compare', str(tmp_path)])
-    assert same_runs.run()
-    assert "npair, continued: ['lr']\n\n1 equal, 1 different\n" in capsys.readouterr().out
-
-
-def test_the_runs_of_same_runs_parse():
-    for name, flags in same_runs.runs().items():
-        assert configuration.parse([*same_runs.TINY, *flags]).n_epochs == 2, name
 
 
 def test_the_embeddings_have_the_recall():
@@ -284,40 +266,3 @@ def test_losses_without_counterparts_need_no_library(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         losses.main()
     assert "invalid choice: 'center'" in capsys.readouterr().err
-
-
-def test_same_runs_reports_failures_and_other_logs(tmp_path, monkeypatch, capsys):
-    """With main.py replaced by what writes a log of as many rows as epochs."""
-    n_epochs = 2
-    failing = set()
-
-    def train(folder, name, flags):
-        place = folder / 'folder' / f'{name}_s1'
-        place.mkdir(parents=True, exist_ok=True)
-        (place / 'log.csv').write_text('epoch\n' + ''.join(f'{epoch}\n' for epoch in range(n_epochs)))
-        return int('new' in failing), 'printed'
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, 'argv', ['same_runs', *arguments])
-        return same_runs.run()
-
-    for name, value in {'train': train, 'runs': lambda: {'a': []}, 'draw_images': lambda folder: None,
-                        'continue_run': lambda folder: (int('longer' in failing), 'printed'),
-                        'preload': lambda: None}.items():
-        monkeypatch.setattr(same_runs, name, value)
-    monkeypatch.setenv('WANDB_MODE', 'offline')
-    folder = str(tmp_path / 'recorded')
-    for problem in 'new', 'longer':
-        failing |= {problem}
-        assert call('record', folder)
-        with pytest.raises(SystemExit):
-            call('compare', folder)
-        assert f'{folder}: no run is recorded there' in capsys.readouterr().err
-        failing.clear()
-    assert not call('record', folder) and not call('compare', folder)
-    assert '2 equal, 0 different' in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        call('compare', folder, '--only', 'b')
-    n_epochs = 3
-    assert call('compare', folder)
-    assert 'a, new run: 2 rows were recorded, now there are 3' in capsys.readouterr().out
