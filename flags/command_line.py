@@ -117,7 +117,6 @@ REAL = number(float)
 POSITIVE = number(float, 0, above=True)
 NOT_NEGATIVE = number(float, 0)
 FRACTION = number(float, 0, 1)
-WHOLE = number(int)
 POSITIVE_INT = number(int, 1)
 COUNT = number(int, 0)
 SIDE = number(int, 1, image_size.LARGEST)      # side of an image, in pixels
