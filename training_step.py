@@ -157,7 +157,7 @@ class TrainingStep:
         if self.opt.tuple_statistics:
             self.of_step.counted = hard_pairs(outputs['batch'], more['labels'])
         batch_mining.note_batch(self.miner, **more)
-        with batch_norm.used_by_one(self.model.f_embed):
+        with device.full_float32(), batch_norm.used_by_one(self.model.f_embed):
             return self.criterion(**outputs, f_embed=self.model.f_embed, **more)
 
     def backward(self, loss, outputs):

@@ -55,12 +55,11 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.angular_margin = opt.loss_arcface_angular_margin
-        self.feature_scale = opt.loss_arcface_feature_scale
+        self.arguments = opt.loss_arcface_angular_margin, opt.loss_arcface_feature_scale
         self.lr = opt.loss_arcface_lr
         limit = opt.embed_dim ** -0.5
         self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
 
     def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        return arcface_loss(batch, labels, self.weights, self.angular_margin, self.feature_scale, reduction)
+        return arcface_loss(batch, labels, self.weights, *self.arguments, reduction)

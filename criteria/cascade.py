@@ -114,9 +114,7 @@ def around(opt, build, miner):
     given = [miner.given() for _ in range(n_levels)]
     levels = [build(level, own) for own in given]
     takes_pairs = miner.use == 'any' or 'references' in levels[0].takes    # a loss of references compares pairs
-    if not takes_pairs:
-        miner = miner.listing()
-    return Cascade(levels, given, miner, opt.cascade_fractions)
+    return Cascade(levels, given, miner.listing(takes_pairs), opt.cascade_fractions)
 
 
 def problem(opt):

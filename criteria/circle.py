@@ -29,7 +29,7 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
         gamma:  γ, factor of the weighted similarities.
         references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and the
                 index [B] of each sample among them, None if it is not; by default the batch.
-        reduction: mean, or none for the value of each sample, and whether it has one.
+        reduction: mean; or none: the values [B] and a bool mask [B] of the samples that have one.
 
     Returns: scalar, the mean of log(1 + Σ_n e^{γ α_n (s_n − m)} Σ_p e^{−γ α_p (s_p − 1 + m)}) over the anchors with
     positives and negatives, with α_n = [ s_n + m ]₊ and α_p = [ 1 + m − s_p ]₊ without gradient; a differentiable zero
@@ -69,9 +69,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.margin = opt.loss_circle_margin
-        self.gamma = opt.loss_circle_gamma
+        self.arguments = opt.loss_circle_margin, opt.loss_circle_gamma
 
     def forward(self, batch, labels, references=None, reference_labels=None, own=None, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar; references: see circle_loss."""
-        return circle_loss(batch, labels, self.margin, self.gamma, references, reference_labels, own, reduction)
+        return circle_loss(batch, labels, *self.arguments, references, reference_labels, own, reduction)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
 """
-Contrastive loss. Hadsell et al., CVPR 2006; without the squares of the paper, as Roth et al., ICML 2020, and Musgrave
-et al., ECCV 2020, use it.
+Contrastive loss. Hadsell et al., CVPR 2006.
 
-Differs: Hadsell et al. square both terms; Roth et al., pytorch-metric-learning and this code do not.
+Differs: Hadsell et al. square both terms; Roth et al., ICML 2020, Musgrave et al., ECCV 2020, and this code do not.
 """
 import torch
 import torch.nn.functional as F

@@ -47,12 +47,11 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.margin = opt.loss_cosface_margin
-        self.scale = opt.loss_cosface_scale
+        self.arguments = opt.loss_cosface_margin, opt.loss_cosface_scale
         self.lr = opt.loss_cosface_lr
         limit = opt.embed_dim ** -0.5
         self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
 
     def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        return cosface_loss(batch, labels, self.weights, self.margin, self.scale, reduction)
+        return cosface_loss(batch, labels, self.weights, *self.arguments, reduction)

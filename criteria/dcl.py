@@ -24,7 +24,7 @@ def dcl_loss(batch, labels, temperature=0.1, weighted=False, sigma=0.5, reductio
         temperature: temperature τ; the cosines are divided by it.
         weighted:    give positive pairs with small cosines larger weights (DCLW).
         sigma:       σ, temperature of the softmax over the cosines of all positive pairs that gives the weights.
-        reduction:   mean, or none for the value of each sample, and whether it has one.
+        reduction:   mean; or none: the values [B] and a bool mask [B] of the samples that have one.
 
     Returns: scalar, the mean over the anchors i with a positive of log Σ_n e^{s_in / τ} − mean_p w_ip s_ip / τ, where n
     are the negatives of i and p its positives. w is 1, or if weighted 2 − M softmax(s_ip / σ) over all M positive

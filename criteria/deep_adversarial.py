@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-REQUIRES_OPTIM = True
 NEEDS = 'it is for losses of triplets, such as triplet, margin or contrastive'
 SET_BY = ('daml',)
 FLAGS = {

@@ -26,8 +26,8 @@ def dr_proxynca_loss(batch, labels, proxies, gamma=0.3, scale=0.0):
         labels:  [B] int64 below C.
         proxies: [C, D], one per class.
         gamma:   γ, weight of cos(w_n − x, w_own − x), added to the distance of a negative proxy w_n; 0: none.
-        scale:   k, norm of embeddings and proxies, with squared distances; 0 means no scaling and plain distances, as
-                 published.
+        scale:   k, norm of embeddings and proxies, with squared distances; 0: no scaling, plain distances, as in
+                 the public reproduction.
 
     Returns: scalar, the mean of d_own + log Σ_n e^{−d_n − γ C_n}; a differentiable zero for one class.
 
@@ -52,13 +52,12 @@ def dr_proxynca_loss(batch, labels, proxies, gamma=0.3, scale=0.0):
         distances = squared.where(apart, 1).sqrt()                              # [B, C]
         similarities = -(squared if scale else distances) * apart
         own = labels[:, None]
+        others = similarities
         if gamma:
             of_own = proxies[labels] @ proxies.T                                # w_n·w_own
             side = of_own - products - products.gather(1, own) + x              # (w_n − x)·(w_own − x)
             direction = side / (distances * distances.gather(1, own)) * (apart & apart.gather(1, own))
-            others = similarities - gamma * direction
-        else:
-            others = similarities
+            others = others - gamma * direction
         return (others.scatter(1, own, -torch.inf).logsumexp(dim=1) - similarities.gather(1, own)[:, 0]).mean()
 
 
@@ -67,11 +66,10 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.gamma = opt.loss_dr_proxynca_gamma
-        self.scale = opt.loss_dr_proxynca_scale
+        self.arguments = opt.loss_dr_proxynca_gamma, opt.loss_dr_proxynca_scale
         self.proxies = torch.nn.Parameter(F.normalize(torch.randn(opt.n_classes, opt.embed_dim), dim=1))
         self.optim_dict_list = [{'params': [self.proxies], 'lr': opt.lr * opt.loss_dr_proxynca_lrmulti}]
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        return dr_proxynca_loss(batch, labels, self.proxies, self.gamma, self.scale)
+        return dr_proxynca_loss(batch, labels, self.proxies, *self.arguments)

@@ -80,12 +80,11 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, batchminer):
         super().__init__()
-        self.margin = opt.loss_dr_triplet_margin
-        self.gamma = opt.loss_dr_triplet_gamma
+        self.arguments = opt.loss_dr_triplet_margin, opt.loss_dr_triplet_gamma
         self.batchminer = batchminer
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
         triplets = torch.as_tensor(self.batchminer(batch, labels), device=batch.device).long().reshape(-1, 3)
         self.log = {'tuples': len(triplets)}
-        return dr_triplet_loss(batch, triplets, self.margin, self.gamma)
+        return dr_triplet_loss(batch, triplets, *self.arguments)

@@ -82,7 +82,7 @@ class Criterion(torch.nn.Module):
         limit = opt.embed_dim ** -0.5
         shape = opt.n_classes, opt.loss_dynamic_arcface_n_centers, opt.embed_dim
         self.centers = torch.nn.Parameter(torch.empty(shape).uniform_(-limit, limit))
-        self.register_buffer('class_counts', torch.tensor(opt.class_counts))
+        self.register_buffer('class_counts', torch.as_tensor(opt.class_counts))
 
     def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""

@@ -20,7 +20,7 @@ def fastap_loss(batch, labels, n_bins=10, reduction='mean'):
         batch:  [B, D] embeddings, normalised here.
         labels: [B] int64.
         n_bins: L, the number of histogram bins for squared distances from 0 to 4; the nodes are 0, 4/L, ..., 4.
-        reduction: mean, or none for the value of each sample, and whether it has one.
+        reduction: mean; or none: the values [B] and a bool mask [B] of the samples that have one.
 
     Returns: scalar, the mean of 1 − (1/|P|) Σ_r h⁺_r H⁺_r / H_r over the anchors with a positive, where h⁺ is the
     histogram of the positives, and H⁺ and H are the cumulative histograms of the positives and of all other samples; a

@@ -136,26 +136,35 @@ def ancestor_violations(distances, triplets, weights, noise, margin=0.1, tempera
     return violations[:, 0], gradient
 
 
-def sum_of_violations(distances, triplets, weights, margin, temperature):
+class SumOfViolations(torch.autograd.Function):
     """
     The sum of weights [T] times the hinge losses of ancestor_violations, with new noise. On the CPU, triplets of weight
-    0 are skipped, and the others are processed in chunks that fit into the cache.
+    0 are skipped, and the others are processed in chunks that fit into the cache. It has no second derivatives.
     """
-    fixed = distances.detach()
-    n_proxies = distances.shape[1]
-    size = len(triplets)
-    if distances.device.type == 'cpu':                             # a GPU would have to wait for nonzero()
-        counted = weights.nonzero()[:, 0]
-        size = max(CHUNK // n_proxies, 1)
-        triplets, weights = triplets[counted], weights[counted]
-    value = distances.new_zeros(())
-    gradient = torch.zeros_like(fixed)
-    for rows, of_rows in zip(triplets.split(size), weights.split(size), strict=True):
-        noise = [gumbel(len(rows), n_proxies, like=fixed) for _ in range(2)]
-        violations, slopes = ancestor_violations(fixed, rows, of_rows, noise, margin, temperature)
-        value = value + violations @ of_rows
-        gradient = gradient + slopes
-    return value + ((distances - fixed) * gradient).sum()
+
+    @staticmethod
+    def forward(ctx, distances, triplets, weights, margin, temperature):
+        n_proxies = distances.shape[1]
+        size = len(triplets)
+        if distances.device.type == 'cpu':                         # a GPU would have to wait for nonzero()
+            counted = weights.nonzero()[:, 0]
+            size = max(CHUNK // n_proxies, 1)
+            triplets, weights = triplets[counted], weights[counted]
+        value = distances.new_zeros(())
+        gradient = torch.zeros_like(distances)
+        for rows, of_rows in zip(triplets.split(size), weights.split(size), strict=True):
+            noise = [gumbel(len(rows), n_proxies, like=distances) for _ in range(2)]
+            violations, slopes = ancestor_violations(distances, rows, of_rows, noise, margin, temperature)
+            value = value + violations @ of_rows
+            gradient = gradient + slopes
+        ctx.save_for_backward(gradient)
+        return value
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        if torch.is_grad_enabled():                                # called with create_graph=True
+            raise RuntimeError('this loss has no second derivatives: call backward without create_graph=True')
+        return grad_output * ctx.saved_tensors[0], None, None, None, None
 
 
 def hier_loss(batch, labels, proxies, k=20, margin=0.1, temperature=0.1, c=0.1, clip_r=2.3, n_triplets=50):
@@ -191,7 +200,7 @@ def hier_loss(batch, labels, proxies, k=20, margin=0.1, temperature=0.1, c=0.1, 
         for part, same in ((slice(n), labels[:, None] == labels), (slice(n, None), 0)):
             triplets, is_valid = sample_triplets(similarities[part, part] + same, k, n_triplets)
             weights = is_valid.to(batch.dtype) / is_valid.sum().clamp(min=1)
-            total = total + sum_of_violations(distances[part, n:], triplets, weights, margin, temperature)
+            total = total + SumOfViolations.apply(distances[part, n:], triplets, weights, margin, temperature)
         return total
 
 

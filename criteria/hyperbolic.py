@@ -129,4 +129,5 @@ class Criterion(torch.nn.Module):
         fall as the distance of the loss grows.
         """
         c, _, clip_r = self.arguments
+        embeddings = embeddings.cpu() if embeddings.is_mps else embeddings                # Apple GPUs lack float64
         return hyperboloid(embeddings.double(), c, clip_r) if c else (F.normalize(embeddings, dim=1),) * 2

@@ -7,6 +7,8 @@ Differs: The authors weight the classes in the last epochs only: none in 160 of 
 `--loss_ldam_weights_beta 0.9999`. Their mean is divided by the sum of the samples' weights, here as there. Their class
 weights start uniform in ±1, before they are normalised, and have the learning rate of the network.
 """
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -45,7 +47,10 @@ def ldam_loss(batch, labels, weights, class_counts, max_margin=0.5, scale=30.0, 
     with torch.autocast(batch.device.type, enabled=False):
         counts = class_counts.to(batch.dtype)
         margins = max_margin * (counts / counts.min()) ** -0.25
-        importance = (1 - weights_beta) / (1 - weights_beta ** counts) if weights_beta < 1 else 1 / counts
+        if 0 < weights_beta < 1:
+            importance = (1 - weights_beta) / -torch.expm1(counts * math.log(weights_beta))
+        else:
+            importance = 1 / counts ** weights_beta
         cosines = F.normalize(batch, dim=1) @ F.normalize(weights.to(batch.dtype), dim=1).T
         logits = scale * cosines.scatter_add(1, labels[:, None], -margins[labels][:, None])
         return F.cross_entropy(logits, labels, weight=importance)
@@ -56,16 +61,15 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.max_margin = opt.loss_ldam_max_margin
-        self.scale = opt.loss_ldam_scale
+        self.arguments = opt.loss_ldam_max_margin, opt.loss_ldam_scale
         self.lr = opt.loss_ldam_lr
         self.weights_beta = opt.loss_ldam_weights_beta
         self.weights_delay = opt.loss_ldam_weights_delay if self.weights_beta else 0
         limit = opt.embed_dim ** -0.5
         self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
-        self.register_buffer('class_counts', torch.tensor(opt.class_counts))
+        self.register_buffer('class_counts', torch.as_tensor(opt.class_counts))
 
     def forward(self, batch, labels, epoch=None, **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device; epoch, from 1 on -> scalar."""
         beta = 0.0 if epoch is not None and epoch <= self.weights_delay else self.weights_beta
-        return ldam_loss(batch, labels, self.weights, self.class_counts, self.max_margin, self.scale, beta)
+        return ldam_loss(batch, labels, self.weights, self.class_counts, *self.arguments, beta)

@@ -67,10 +67,9 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, batchminer):
         super().__init__()
-        self.neg_margin = opt.loss_lifted_neg_margin
-        self.l2 = opt.loss_lifted_l2
+        self.arguments = opt.loss_lifted_neg_margin, opt.loss_lifted_l2
         self.batchminer = batchminer
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, not normalised, labels [B] int64, on one device -> scalar."""
-        return lifted_loss(batch, *self.batchminer(batch, labels), self.neg_margin, self.l2)
+        return lifted_loss(batch, *self.batchminer(batch, labels), *self.arguments)

@@ -58,9 +58,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.neg_margin = opt.loss_liftedstructure_neg_margin
-        self.l2 = opt.loss_liftedstructure_l2
+        self.arguments = opt.loss_liftedstructure_neg_margin, opt.loss_liftedstructure_l2
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, not normalised, labels [B] int64, on one device -> scalar."""
-        return liftedstructure_loss(batch, labels, self.neg_margin, self.l2)
+        return liftedstructure_loss(batch, labels, *self.arguments)

@@ -106,8 +106,7 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, batchminer):
         super().__init__()
-        self.margin = opt.loss_margin_margin
-        self.nu = opt.loss_margin_nu
+        self.arguments = opt.loss_margin_margin, opt.loss_margin_nu
         self.lr = opt.loss_margin_beta_lr
         self.batchminer = batchminer
         n_betas = 1 if opt.loss_margin_beta_shared else opt.n_classes
@@ -123,4 +122,4 @@ class Criterion(torch.nn.Module):
             anchors = mined[:, 0]
         beta = self.beta if len(self.beta) == 1 else self.beta[labels[anchors]]
         self.log = {}
-        return margin_loss(batch, mined, beta, self.margin, self.nu, log=self.log)
+        return margin_loss(batch, mined, beta, *self.arguments, log=self.log)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """
 Normalised temperature-scaled cross entropy, SimCLR's loss, with positives given by labels. Chen et al., ICML 2020,
-https://arxiv.org/abs/2002.05709, Eq. 1; the term of a positive pair leaves out the other positives of its anchor.
+https://arxiv.org/abs/2002.05709, Eq. 1.
 
 Differs: The term of a positive pair leaves out the other positives of its anchor. It is computed as a softplus, which,
 unlike pytorch-metric-learning, does not saturate at small temperatures.

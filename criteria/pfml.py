@@ -96,14 +96,12 @@ def pfml_loss(batch, labels, proxies, alpha=4.0, delta=0.2):
     """
     if labels.shape != batch.shape[:1]:
         raise ValueError(f'expected labels [B] for embeddings [B, D], not {[*labels.shape]} for {[*batch.shape]}')
-    if labels.device.type == 'cpu' and len(labels) and not 0 <= labels.min() <= labels.max() < len(proxies):
-        raise ValueError(f'expected labels from 0 to {len(proxies) - 1}, not {labels.min()} to {labels.max()}')
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         n_classes, n_proxies, dim = proxies.shape
         points = torch.cat([F.normalize(batch, dim=1), F.normalize(proxies.to(batch.dtype), dim=2).view(-1, dim)])
         classes = torch.arange(n_classes, device=labels.device).repeat_interleave(n_proxies)
-        own = classes[labels * n_proxies]                      # the labels; on a GPU, asserts that the classes exist
+        own = classes.index_select(0, labels * n_proxies)      # the labels; checks that the classes exist
         return potential_energy(points, torch.cat([own, classes]), alpha, delta)
 
 
@@ -112,11 +110,10 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.alpha = opt.loss_pfml_alpha
-        self.delta = opt.loss_pfml_delta
+        self.arguments = opt.loss_pfml_alpha, opt.loss_pfml_delta
         self.proxies = torch.nn.Parameter(torch.randn(opt.n_classes, opt.loss_pfml_n_proxies, opt.embed_dim))
         self.optim_dict_list = [{'params': [self.proxies], 'lr': opt.lr * opt.loss_pfml_lrmulti}]
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        return pfml_loss(batch, labels, self.proxies, self.alpha, self.delta)
+        return pfml_loss(batch, labels, self.proxies, *self.arguments)

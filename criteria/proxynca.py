@@ -3,8 +3,8 @@
 ProxyNCA, without the positive proxy in the denominator, as in the paper. Movshovitz-Attias et al., ICCV 2017,
 https://arxiv.org/abs/1703.07464, Eq. 4.
 
-Differs: The positive proxy is not in the denominator, as in the paper. What pytorch-metric-learning calls ProxyNCA is
-`proxynca_pp`.
+Differs: pytorch-metric-learning's ProxyNCALoss has the positive proxy in the denominator; that loss is `proxynca_pp`
+here.
 """
 import torch
 import torch.nn.functional as F

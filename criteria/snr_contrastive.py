@@ -2,8 +2,7 @@
 """
 Contrastive loss of signal-to-noise ratio distances. Yuan et al., CVPR 2019, https://arxiv.org/abs/1904.02616.
 
-Differs: The mean is over the violated terms. The regulariser is the mean over the batch; in Roth et al. it is the mean
-over the anchors.
+Differs: The mean is over the violated terms. The regulariser is the mean over the batch.
 """
 import torch
 import torch.nn.functional as F

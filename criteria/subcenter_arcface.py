@@ -59,8 +59,7 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.angular_margin = opt.loss_subcenter_arcface_angular_margin
-        self.feature_scale = opt.loss_subcenter_arcface_feature_scale
+        self.arguments = opt.loss_subcenter_arcface_angular_margin, opt.loss_subcenter_arcface_feature_scale
         self.lr = opt.loss_subcenter_arcface_lr
         limit = opt.embed_dim ** -0.5
         shape = opt.n_classes, opt.loss_subcenter_arcface_n_centers, opt.embed_dim
@@ -68,4 +67,4 @@ class Criterion(torch.nn.Module):
 
     def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        return subcenter_arcface_loss(batch, labels, self.centers, self.angular_margin, self.feature_scale, reduction)
+        return subcenter_arcface_loss(batch, labels, self.centers, *self.arguments, reduction)

@@ -3,9 +3,8 @@
 Supervised contrastive loss, in the form with the sum outside the logarithm. Khosla et al., NeurIPS 2020,
 https://arxiv.org/abs/2004.11362, Eq. 2.
 
-Differs: The sum is outside the logarithm. The authors' code multiplies by temperature / 0.07, and anchors without a
-positive count as 0 in its mean. In a batch of one class, the loss is that of its positive pairs; in
-pytorch-metric-learning it is 0.
+Differs: The authors' code multiplies by temperature / 0.07, and anchors without a positive count as 0 in its mean. In a
+batch of one class, the loss is that of its positive pairs; in pytorch-metric-learning it is 0.
 """
 import torch
 import torch.nn.functional as F
@@ -24,7 +23,7 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
         temperature: temperature; the cosines are divided by it.
         references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and the
                      index [B] of each sample among them, None if it is not; by default the batch.
-        reduction:   mean, or none for the value of each sample, and whether it has one.
+        reduction:   mean; or none: the values [B] and a bool mask [B] of the samples that have one.
 
     Returns: scalar, the mean over anchors i with a positive of log Σ_k e^{s_ik} − mean_p s_ip, where k are all samples
     except i, and p are the positives of i; a differentiable zero without such an anchor.

@@ -91,9 +91,10 @@ def build_sum(opt, batchminer):
     if opt.loss_weights and not any(opt.loss_weights) and not chosen(opt, AROUND_THE_SUM):
         raise UserError(f'--loss_weights {" ".join(map(str, opt.loss_weights))}: nothing would be trained; give at '
                         'least one other than 0')
-    for position, part in enumerate(flags):
-        part.loss_pml_args = [libraries.arguments(opt, 'loss', position, 'pml')]
-        part.loss_torch_args = [libraries.arguments(opt, 'loss', position, 'torch')]
+    for library in ('pml', 'torch'):
+        given = iter(libraries.arguments(opt, 'loss', [name for part in flags for name in names_of(part)], library))
+        for part in flags:
+            setattr(part, f'loss_{library}_args', {name: next(given) for name in names_of(part)})
     miners = batchminer if len(flags) > 1 else [batchminer]
     built = [build(part, miner) for part, miner in zip(flags, miners, strict=True)]
     for wrapper in chosen(opt, AROUND_A_LOSS):
@@ -124,9 +125,9 @@ def build(opt, batchminer, wrappers=AROUND_A_LOSS):
 def build_loss(opt, miner):
     """The criterion of --loss, a single name. miner: the Miner as this loss takes it, or None."""
     if opt.loss.startswith(libraries.TORCH):
-        return finished(libraries.TorchCriterion(opt, opt.loss_torch_args[0]))
+        return finished(libraries.TorchCriterion(opt, opt.loss_torch_args[opt.loss]))
     if opt.loss.startswith(libraries.PML):
-        return finished(libraries.PmlCriterion(opt, miner, opt.loss_pml_args[0]))
+        return finished(libraries.PmlCriterion(opt, miner, opt.loss_pml_args[opt.loss]))
     loss = choose(criteria.CRITERIA, opt.loss, '--loss')
     if nested_flags(opt.loss):
         built = loss.Criterion(opt, nested_builder(opt, miner))
@@ -203,15 +204,20 @@ def nested_flags(loss):
     return getattr(criteria.CRITERIA.get(loss), 'REQUIRES_CRITERIA', ())
 
 
+def names_of(part):
+    """The names of --loss, a single name, and of the losses inside it, each once."""
+    return [*dict.fromkeys([part.loss, *(getattr(part, flag) for flag in nested_flags(part.loss))])]
+
+
 def files(part):
     """The files of --loss, a single name, and of the losses inside it; none for a loss of a library."""
-    names = [part.loss, *(getattr(part, flag) for flag in nested_flags(part.loss))]
-    return [criteria.CRITERIA[name] for name in names if name in criteria.CRITERIA]
+    return [criteria.CRITERIA[name] for name in names_of(part) if name in criteria.CRITERIA]
 
 
 def takes_miner(part):
     """Whether --loss, a single name, or a loss inside it, takes a miner, so that one is built for it."""
-    return part.loss.startswith(libraries.PML) or any(loss.REQUIRES_BATCHMINER for loss in files(part))
+    from_library = any(name.startswith(libraries.PML) for name in names_of(part))
+    return from_library or any(loss.REQUIRES_BATCHMINER for loss in files(part))
 
 
 def has_own_distance(opt):

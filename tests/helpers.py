@@ -34,6 +34,10 @@ else:
     fork_server = None
 
 ROOT = Path(__file__).parents[1]
+# of the known values
+LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
+UNIT = torch.tensor([(1, 0, 0), (.8, .6, 0), (.48, .6, .64), (0, .6, .8), (-.6, 0, .8), (.36, .48, -.8)],
+                    dtype=torch.float64)
 GPU = accelerator()                                              # 'cuda', 'sim' on the simulated accelerator, or None
 # without a GPU, torch.manual_seed notes the stack in order to seed one later, which takes longer than a small loss
 manual_seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed

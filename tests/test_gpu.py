@@ -69,8 +69,9 @@ def test_a_run_trains_in_the_precision_of_its_flag_and_embeds_in_full_float32(fl
     assert computed[False] == {FULL} and precision() == (True, True)
 
 
-def test_a_teacher_embeds_in_full_float32(computed):
+def test_a_teacher_and_a_loss_compute_in_full_float32(computed):
     _, built, loader = build('--ema 0.5 --distill ema')
+    built.criterion.register_forward_pre_hook(lambda *_: computed[False].add(precision()))
     device.set_tf32(True, True)
     built.step(*next(iter(loader.epoch(1))), 1, 1)
     assert computed == {True: {(True, True)}, False: {FULL}} and precision() == (True, True)

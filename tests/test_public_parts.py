@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import uuid
+import warnings
 
 import numpy as np
 import pytest
@@ -257,6 +258,8 @@ def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(reg
     assert re.search(sentence.format('loss_own_late'), capsys.readouterr().err)
     assert not (tmp_path / 'runs' / 'folder' / 'quick_s1').exists()
     for loss in ('ldam', 'dynamic_arcface'):
+        with warnings.catch_warnings(action='error'):
+            criteria.select(opt(loss=loss, batch_mining='none', class_counts=torch.ones(10)), None)
         program = opt(loss=loss, batch_mining='none')              # of another program, which counts no images
         del program.class_counts
         with pytest.raises(UserError, match=r'opt.class_counts \(number of images per training class\) is read, which '

@@ -43,21 +43,18 @@ TARGETS = {
 LINKS = {'NLLLoss': torch.nn.LogSoftmax(dim=1), 'KLDivLoss': torch.nn.LogSoftmax(dim=1), 'BCELoss': torch.sigmoid}
 
 
-def arguments(opt, kind, index, library='pml'):
+def arguments(opt, kind, names, library='pml'):
     """
-    The mapping of --<kind>_<library>_args, where kind is `loss` or `miner`, for the part `index` of a sum of losses.
+    The mappings of --<kind>_<library>_args, where kind is `loss` or `miner`, for each of the names of losses or miners;
+    an empty one for a name that is not of the library.
     """
-    names = vars(opt)['loss' if kind == 'loss' else 'batch_mining'].split('+')
-    wanted = [i for i, name in enumerate(names) if name.startswith(f'{library}:')]
-    if not wanted:
-        return {}
-    given = getattr(opt, f'{kind}_{library}_args')
-    if given and len(given) not in (1, len(wanted)):
-        raise UserError(f'--{kind}_{library}_args: expected one mapping for each {library}:NAME ({len(wanted)}), not '
+    wanted = [name.startswith(f'{library}:') for name in names]
+    given = getattr(opt, f'{kind}_{library}_args') if any(wanted) else []
+    if len(given) not in (0, 1, sum(wanted)):
+        raise UserError(f'--{kind}_{library}_args: expected one mapping for each {library}:NAME ({sum(wanted)}), not '
                         f'{len(given)}')
-    if not given:
-        return {}
-    return given[wanted.index(index)] if len(given) > 1 and index in wanted else given[0]
+    mappings = itertools.cycle(given or [{}])
+    return [next(mappings) if is_wanted else {} for is_wanted in wanted]
 
 
 def faiss_or_none():

@@ -175,9 +175,9 @@ class Miner:
         """A miner for a loss whose wrapper gives the tuples, as `of_step.tuples` of this miner."""
         return Miner(self.batchminer, self.name, self.takes_masks, self.use, self.takes_counts)
 
-    def listing(self):
-        """The same miner for a criterion that takes triplets only."""
-        return Miner(self.batchminer, self.name, False, self.use)
+    def listing(self, takes_masks=False):
+        """The same miner for a criterion that takes triplets only, or also masks, but no counts."""
+        return Miner(self.batchminer, self.name, takes_masks and self.takes_masks, self.use)
 
 
 def fitted(loss, batchminer, name):

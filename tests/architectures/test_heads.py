@@ -114,10 +114,14 @@ def test_a_trained_pooling_learns_in_the_warmup_and_has_the_rate_of_the_head(opt
 
 # The embedding layer
 
+def images(n):
+    return torch.rand(n, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
 @pytest.mark.parametrize('affine', [False, True])
 def test_layer_norm_in_front(affine, opt):
-    model = select(opt, 'conv4', embed_norm='layer', embed_norm_affine=affine, embed_dim=3).eval()
-    embeddings, features = model(torch.rand(4, 3, 32, 32))
+    model = select(opt, 'conv4', embed_norm='layer', embed_norm_affine=affine, embed_dim=3).double().eval()
+    embeddings, features = model(images(4))
     variance, mean = torch.var_mean(features, dim=1, correction=0, keepdim=True)
     normed = (features - mean) / (variance + 1e-5).sqrt()
     torch.testing.assert_close(embeddings, normed @ model.f_embed[1].weight.T + model.f_embed[1].bias)
@@ -127,9 +131,9 @@ def test_layer_norm_in_front(affine, opt):
 
 @pytest.mark.parametrize('affine', [False, True])
 def test_batch_norm_in_front_is_trained_though_the_backbones_are_frozen(affine, opt):
-    model = select(opt, 'conv4_frozen', embed_norm='batch', embed_norm_affine=affine, embed_dim=3, warmup=1)
+    model = select(opt, 'conv4_frozen', embed_norm='batch', embed_norm_affine=affine, embed_dim=3, warmup=1).double()
     model.start_epoch(1)
-    embeddings, features = model(torch.rand(6, 3, 32, 32))
+    embeddings, features = model(images(6))
     variance, mean = torch.var_mean(features, dim=0, correction=0)
     normed = (features - mean) / (variance + 1e-5).sqrt()
     torch.testing.assert_close(embeddings, normed @ model.f_embed[1].weight.T + model.f_embed[1].bias)

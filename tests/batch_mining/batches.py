@@ -2,10 +2,7 @@
 import torch
 import torch.nn.functional as F
 
-# Of the known values.
-LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
-BATCH = torch.tensor([(1, 0, 0), (.8, .6, 0), (.48, .6, .64), (0, .6, .8), (-.6, 0, .8), (.36, .48, -.8)],
-                     dtype=torch.float64)
+from tests.helpers import LABELS
 
 SHAPES = {
     'pairs': LABELS,

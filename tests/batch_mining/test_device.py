@@ -20,5 +20,5 @@ def test_a_miner_works_on_its_device_and_makes_the_host_wait_only_as_listed(name
     assert all(part.is_cuda for part in host_waits.tensors(mined)) and host_waits.tensors(mined)
 
 
-def test_the_list_has_names_of_the_registry_and_one_wait_each():
-    assert {*host_waits.MINERS} <= {*NAMES} and all(len(waits) == 1 for waits in host_waits.MINERS.values())
+def test_the_list_has_names_of_the_registry():
+    assert {*host_waits.MINERS} <= {*NAMES}

@@ -171,7 +171,11 @@ def test_flags_reach_the_miners(opt):
     assert (labels[mined(pushing, batch, labels)] == labels[:, None]).all()
     everything = batch_mining.select(opt(batch_mining='multisimilarity', miner_multisimilarity_epsilon=2))
     assert mined(everything, batch, labels).equal(torch.stack(all_pairs.all_pairs(labels)))
-    assert batch_mining.select(opt(batch_mining='distance', miner_distance_lower_cutoff=.9)).lower_cutoff == .9
+    for miner in ('distance', 'rho_distance'):
+        flags = opt(**{'batch_mining': miner, f'miner_{miner}_lower_cutoff': .9})
+        assert batch_mining.select(flags).lower_cutoff == .9
+    flags = opt(batch_mining='parametric', miner_parametric_support_lim=[.2, .9])
+    assert batch_mining.select(flags).support_lim == [.2, .9]
     for miner in ('distance', 'random_distance'):
         every = batch_mining.select(opt(batch_mining=miner, miner_distance_positives='all'))
         assert len(every(unit(8), torch.arange(2).repeat_interleave(4))) == 8 * 3

@@ -20,8 +20,8 @@ from batch_mining import (
     softhard,
 )
 from tests.batch_mining import references
-from tests.batch_mining.batches import BATCH, LABELS, SHAPES, collapsed, grid, unit
-from tests.helpers import manual_seed
+from tests.batch_mining.batches import SHAPES, collapsed, grid, unit
+from tests.helpers import LABELS, UNIT, manual_seed
 
 P_VALUE = 1e-4           # below it, frequencies are not those of the rule; the seeds are fixed
 WEIGHTS = torch.tensor([1., 4., 1e-15, 2., 3.])
@@ -105,14 +105,14 @@ def test_the_frequency_test_notices_other_frequencies():
 
 
 def test_known_values_of_the_deterministic_miners():
-    assert hard.hard_triplets(BATCH, LABELS).tolist() == [
+    assert hard.hard_triplets(UNIT, LABELS).tolist() == [
         [0, 1, 2], [1, 0, 2], [2, 3, 1], [3, 2, 4], [4, 5, 3], [5, 4, 1]]
-    assert easyhard.easyhard_triplets(BATCH, LABELS).tolist() == [[0, 1, 2], [1, 0, 2], [2, 3, 1], [3, 2, 4]]
+    assert easyhard.easyhard_triplets(UNIT, LABELS).tolist() == [[0, 1, 2], [1, 0, 2], [2, 3, 1], [3, 2, 4]]
 
 
 def test_known_weights_of_distance():
     same = LABELS[:, None] == LABELS
-    weights = distance.negative_weights(BATCH, same)[0]
+    weights = distance.negative_weights(UNIT, same)[0]
     known = torch.tensor([0, 0, .313226, .225870, .178566, .282338], dtype=torch.float64)
     torch.testing.assert_close(weights / weights.sum(), known, atol=5.1e-7, rtol=0)
 

@@ -6,7 +6,7 @@ import torch
 import batch_mining
 import criteria
 from tests.criteria import references
-from tests.helpers import manual_seed, published
+from tests.helpers import LABELS, UNIT, manual_seed, published  # noqa: F401
 from utilities.mined import fitted
 
 # The losses of this project, whose files begin with its licence. They need a reference, a known number and a row in
@@ -27,8 +27,6 @@ def naming(keyword):
 
 
 F64 = torch.float64
-LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
-UNIT = torch.tensor([(1, 0, 0), (.8, .6, 0), (.48, .6, .64), (0, .6, .8), (-.6, 0, .8), (.36, .48, -.8)], dtype=F64)
 RAW = UNIT * torch.tensor([1, 1.5, .5, 2, 1, .5], dtype=F64)[:, None]
 VECTORS = torch.tensor([(3, 4, 0), (0, 4, 3), (-1, 0, 1)], dtype=F64)
 CENTRES = torch.tensor([[(3, 4, 0), (1, 0, 0)], [(0, 4, 3), (0, 0, 2)], [(-1, 0, 1), (0, 1, -1)]], dtype=F64)

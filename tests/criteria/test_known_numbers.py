@@ -191,6 +191,9 @@ def test_known_numbers_of_classes_of_other_sizes():
     assert equal == criteria.subcenter_arcface.subcenter_arcface_loss(UNIT, LABELS, CENTRES, .5, 80.)
     equal = criteria.ldam.ldam_loss(UNIT, LABELS, VECTORS, torch.tensor([7, 7, 7]), .35, 64., weights_beta=.9)
     assert float(equal) == pytest.approx(21.601519, abs=5.1e-7)                          # cosface
+    limit, near = (criteria.ldam.ldam_loss(UNIT.float(), LABELS, VECTORS, torch.tensor([16, 4, 1]), weights_beta=beta)
+                   for beta in (1., .99999999))
+    assert float(near) == pytest.approx(float(limit), rel=1e-6)
 
 
 def test_the_gradient_of_contextual_is_that_of_the_authors_steps():

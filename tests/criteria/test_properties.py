@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import criteria
+from criteria.direction_regularisation import directions
 from tests.criteria import cases
 from tests.criteria.test_docs import TEXT
 from tests.helpers import GPU
@@ -217,6 +218,18 @@ def test_distances_keep_their_digits_far_from_the_origin(name, offset, spread, o
     assert gradient.abs().max() > 0
     assert (found - gradient).abs().max() < (.02 if name == 'hyperbolic' else .002) * gradient.abs().max()
     torch.testing.assert_close(value.double(), expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize('function', [criteria.snr.snr_loss, lambda *given: directions(*given).mean()],
+                         ids=['snr', 'directions'])
+def test_many_triplets_give_what_few_give(function):
+    """From more triplets than pairs, the distances of all pairs are computed; sample 3 is a duplicate."""
+    batch = random(0, 6, 4)
+    batch[3] = batch[0]
+    batch.requires_grad_()
+    triplets = torch.tensor(cases.references.all_triplets([0, 0, 0, 0, 1, 1]))
+    few, many = function(batch, triplets[:30]), function(batch, triplets[:30].repeat(2, 1))
+    all_equal([many, *torch.autograd.grad(many, batch)], [few, *torch.autograd.grad(few, batch)], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize('spread', [1e-2, 1e-3, 1e-4])

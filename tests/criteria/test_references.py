@@ -1,6 +1,7 @@
 """Every loss and its variants, from flags to value and gradients, against the formula written with loops."""
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import criteria
 from criteria import histogram, quadruplet
@@ -115,6 +116,9 @@ def test_hyperbolic_ranking_embeddings_rank_by_the_distance_of_the_loss(c, opt):
     points = [references.to_ball(row, c, 2.3) for row in batch.detach()]
     distances = torch.tensor(references.table(lambda z, w: references.ball_distance(z, w, c), points))
     torch.testing.assert_close(queries @ gallery.T, -torch.cosh(c ** .5 * distances), rtol=1e-5, atol=1e-5)
+    with FakeTensorMode():                                                      # of an Apple GPU, which has no float64
+        queries, gallery = criterion.ranking_embeddings(torch.ones(3, 4, device='mps'))
+    assert queries.device == gallery.device == torch.device('cpu') and queries.dtype == gallery.dtype == torch.float64
 
 
 @pytest.mark.parametrize('case', [case for case in cases.CASES if case[0] in cases.naming('references')],

@@ -200,6 +200,25 @@ def test_a_miner_inside_s2sd_reads_the_flags_of_the_loss_that_it_mines_for(loss,
     assert vars(inside.source.batchminer.batchminer) == vars(alone.batchminer.batchminer)
 
 
+@pytest.mark.parametrize('flags, margins', [
+    ({'loss': 's2sd', 'loss_pml_args': [{'pos_margin': .3}]}, (.3, .3)),
+    ({'loss': 's2sd', 'loss_s2sd_target': 'pml:TripletMarginLoss',
+      'loss_pml_args': [{'pos_margin': .3}, {'margin': .4}]}, (.3, .4)),
+    ({'loss': 'pml:ArcFaceLoss+s2sd', 'loss_pml_args': [{'scale': 8}, {'pos_margin': .3}]}, (.3, .3))], ids=str)
+def test_losses_of_libraries_inside_s2sd_have_their_arguments_and_miner(flags, margins, opt):
+    pytest.importorskip('pytorch_metric_learning')
+    flags = opt(**{'batch_mining': 'distance', 'loss_s2sd_source': 'pml:ContrastiveLoss',
+                   'loss_s2sd_target': 'pml:ContrastiveLoss', 'n_features': 3} | SMALL | flags)
+    criterion = criteria.select(flags, batch_mining.select(flags, criteria.takes_miner))
+    inside = criterion if flags.loss == 's2sd' else criterion.criteria[1]
+    target = inside.targets[0].loss
+    assert (inside.source.loss.pos_margin, getattr(target, 'pos_margin', getattr(target, 'margin', 0))) == margins
+    assert inside.source.batchminer.name == inside.targets[0].batchminer.name == 'distance'
+    flags = opt(**{'loss': 's2sd', 'loss_s2sd_source': 'torch:CrossEntropyLoss', 'n_features': 3} | SMALL,
+                loss_torch_args=[{'label_smoothing': .1}])
+    assert select(flags).source.loss.label_smoothing == .1
+
+
 def test_a_memory_bank_gives_positives_only_to_the_losses_that_use_it(opt):
     for losses, needs in (('contrastive+softmax', False), ('contrastive+softmax+triplet', True),
                           ('supcon+multisimilarity', False), ('supcon+smoothap', True)):

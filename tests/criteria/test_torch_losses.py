@@ -7,13 +7,17 @@ from utilities import libraries
 from utilities.errors import UserError
 
 
+def random(n):
+    return torch.randn(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
 def fine(loss, **flags):
     return {'loss': loss, 'batch_mining': 'none', 'embed_dim': 3, **flags}
 
 
 @pytest.mark.parametrize('name, arguments, reference', [
     ('CrossEntropyLoss', {'label_smoothing': .1}, lambda logits, labels: -torch.stack([
-        (.9 * (torch.arange(10) == label) + .01) @ row.log_softmax(dim=0)
+        (.9 * (torch.arange(10) == label).double() + .01) @ row.log_softmax(dim=0)
         for row, label in zip(logits, labels, strict=True)]).mean()),
     ('CrossEntropyLoss', {'weight': [1., 0.] * 5}, lambda logits, labels: -sum(
         row.log_softmax(dim=0)[label] * (label % 2 == 0) for row, label in zip(logits, labels, strict=True)
@@ -27,13 +31,14 @@ def fine(loss, **flags):
     ('NLLLoss', {}, lambda logits, labels: -logits.log_softmax(dim=1)[torch.arange(6), labels].mean()),
     ('KLDivLoss', {'reduction': 'batchmean'}, lambda logits, labels: -logits.log_softmax(dim=1)[
         torch.arange(6), labels].mean()),
-    ('BCELoss', {}, lambda logits, labels: torch.nn.BCEWithLogitsLoss()(logits, torch.eye(10)[labels])),
+    ('BCELoss', {}, lambda logits, labels: torch.nn.BCEWithLogitsLoss()(logits, torch.eye(10).double()[labels])),
     ('MultiLabelMarginLoss', {}, lambda logits, labels: sum(
         (1 - row[label] + row).clamp(min=0).sum() - 1 for row, label in zip(logits, labels, strict=True)) / 60),
 ])
 def test_losses_of_torch_are_those_of_a_linear_classifier(name, arguments, reference, opt):
-    criterion = criteria.select(opt(**fine(f'torch:{name}', loss_torch_args=[arguments], loss_torch_lr=.5)), None)
-    batch, labels = torch.randn(6, 3), torch.tensor([0, 4, 4, 1, 9, 7])
+    flags = opt(**fine(f'torch:{name}', loss_torch_args=[arguments], loss_torch_lr=.5))
+    criterion = criteria.select(flags, None).double()
+    batch, labels = random(6), torch.tensor([0, 4, 4, 1, 9, 7])
     logits = batch @ criterion.weights.T + criterion.biases
     torch.testing.assert_close(criterion(batch=batch, labels=labels), reference(logits, labels))
     group, = criterion.parameter_groups()
@@ -47,7 +52,7 @@ def test_losses_of_torch_are_those_of_a_linear_classifier(name, arguments, refer
         torch.zeros(()), torch.cosine_similarity(one, other, dim=0)))])
 def test_losses_of_pairs_are_means_over_all_pairs_of_a_batch(name, reference, opt):
     criterion = criteria.select(opt(**fine(f'torch:{name}')), None)
-    batch, labels = torch.randn(6, 3), torch.tensor([0, 4, 4, 1, 1, 0])
+    batch, labels = random(6), torch.tensor([0, 4, 4, 1, 1, 0])
     expected = torch.stack([reference(batch[i], batch[j], labels[i] == labels[j]) for i in range(6) for j in range(i)])
     torch.testing.assert_close(criterion(batch=batch, labels=labels), expected.mean(), rtol=1e-4, atol=1e-5)
     alone = torch.ones(1, 3, requires_grad=True)

@@ -104,6 +104,20 @@ def test_a_cascade_of_a_loss_of_the_library_is_its_sum_over_the_levels(loss, min
     assert [type(part).__name__ for part in select(opt(**flags)).criteria] == ['Cascade', 'PmlCriterion']
 
 
+def test_pairs_that_a_miner_lists_twice_are_triplets_of_a_cascade(opt):
+    class Twice:
+        def __call__(self, batch, labels):
+            anchors, positives, negatives = torch.tensor([[0, 1, 3], [1, 2, 4], [3, 5, 0]])
+            return anchors.repeat(2), positives.repeat(2), anchors, negatives
+
+    batch, labels = batch_of(12)
+    flags = CASCADE | {'cascade_fractions': [1, 1], 'loss': 'contrastive', 'loss_contrastive_active_only': True}
+    found = select(opt(**flags), Twice())(batch=batch, labels=labels)
+    levels = [select(opt(**flags | {'cascade': []}), Twice())(batch=level, labels=labels)
+              for level in batch.split(4, dim=1)]
+    assert found.isfinite() and found.item() == pytest.approx(sum(levels).item())
+
+
 def test_pairs_that_are_symmetric_and_ties_keep_their_number():
     """Of duplicates, all distances are equal; the number of pairs is the smallest that is not below the fraction."""
     labels = torch.tensor([0, 0, 1, 1])

@@ -165,6 +165,11 @@ def test_a_greedy_coreset_is_spread_wider_than_random_images(per_class, opt):
     assert max(random) < 1.25 * np.mean(random) < min(chosen)
 
 
+def test_the_flags_of_the_greedy_coreset_reach_its_function(opt):
+    flags = opt(data_sampler='greedy_coreset', data_gc_softened=True, data_gc_coreset_lim=.5)
+    assert sampler_of(flags, images_of([20] * 30)).choose.keywords == {'softened': True, 'limit': .5}
+
+
 def slow_d2_weights(points, chosen, power):
     """The probability of each point to come next."""
     x = points.double().numpy()

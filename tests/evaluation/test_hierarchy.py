@@ -11,9 +11,9 @@ import evaluation
 from evaluation import hierarchy
 from evaluation.ranking import neighbours
 from tests.evaluation.test_metrics import cases
+from tests.helpers import LABELS, UNIT
 
 NAMES = ['h_ap', 'asi', 'ndcg']
-A = torch.tensor([[1, 0, 0], [.8, .6, 0], [.48, .6, .64], [0, .6, .8], [-.6, 0, .8], [.36, .48, -.8]])
 
 
 def brute_force(points, labels, levels, is_query):
@@ -51,8 +51,8 @@ def test_metrics_of_levels_equal_brute_force(case, n_levels, seed, chunk):
 
 def test_six_points_of_two_levels():
     """ASI and NDCG are those of the authors' code, whose H-AP is .688194: it counts the query at its level."""
-    labels = np.array([0, 0, 1, 1, 2, 2])
-    found = evaluation.compute(NAMES, A, labels, levels=(labels // 2)[:, None])
+    labels = LABELS.numpy()
+    found = evaluation.compute(NAMES, UNIT, labels, levels=(labels // 2)[:, None])
     assert found == pytest.approx({'h_ap': .703241, 'asi': .583333, 'ndcg': .781944}, abs=1e-6)
 
 
@@ -97,7 +97,7 @@ def test_a_criterions_own_scores_and_a_perfect_ranking():
 
 
 def test_intervals_and_groups():
-    labels = np.array([0, 0, 1, 1, 2, 2])
-    found = evaluation.compute(NAMES, A, labels, levels=(labels // 2)[:, None], n_bootstrap=50)
+    labels = LABELS.numpy()
+    found = evaluation.compute(NAMES, UNIT, labels, levels=(labels // 2)[:, None], n_bootstrap=50)
     assert list(found) == [name for metric in NAMES for name in (metric, f'{metric}_low', f'{metric}_high')]
     assert found['h_ap_low'] < found['h_ap'] < found['h_ap_high']

@@ -7,9 +7,7 @@ import torch
 
 import evaluation
 from evaluation import rank_metrics, verification
-
-A = np.array([[1, 0, 0], [.8, .6, 0], [.48, .6, .64], [0, .6, .8], [-.6, 0, .8], [.36, .48, -.8]])
-LABELS = np.array([0, 0, 1, 1, 2, 2])
+from tests.helpers import LABELS, UNIT
 
 
 @pytest.fixture
@@ -70,7 +68,7 @@ def test_opis_equals_its_definition(points, monkeypatch):
 
 
 def test_the_utilities_of_six_points():
-    pairs = verification.Pairs(torch.from_numpy(A), LABELS)
+    pairs = verification.Pairs(UNIT, LABELS.numpy())
     assert verification.utilities(pairs, np.linspace(.5, 1, 101)).var(axis=0).mean() == pytest.approx(.194700, abs=1e-6)
 
 
@@ -86,7 +84,7 @@ def test_thresholds_do_not_depend_on_norms_or_order(points):
 
 @pytest.mark.parametrize('labels', [[0] * 6, range(6)])
 def test_without_pairs_of_one_kind_nothing_is_defined(labels):
-    values = evaluation.compute(['tpr@0.1', 'opis', 'r_auroc'], torch.from_numpy(A), np.array(labels))
+    values = evaluation.compute(['tpr@0.1', 'opis', 'r_auroc'], UNIT, np.array(labels))
     assert all(math.isnan(value) for value in values.values())
 
 
