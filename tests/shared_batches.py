@@ -136,7 +136,7 @@ class Images(torch.utils.data.Dataset):
         self.superclasses, self.paths = ['a', 'a', 'b', 'b', 'c', 'c'], list(map(str, range(36)))
         self.image_list = list(zip(self.paths, self.labels.tolist(), strict=True))
         self.image_dict = {c: [(str(6 * c + i), 6 * c + i) for i in range(6)] for c in range(6)}
-        self.features = None
+        self.features = self.in_gallery = None
 
     def __len__(self):
         return 36
