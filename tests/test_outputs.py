@@ -34,8 +34,8 @@ COMMANDS = {
     'suspects': (Retrieve_Images, 'suspects {run} --out {out}.csv', '--out', (review.parts, 'restore')),
     'picture': (Retrieve_Images, 'query {index} {photos} --picture {out}.png', '--picture', (commands, 'load_index')),
     'json': (Retrieve_Images, 'query {index} {photos} --json {out}.json', '--json', (commands, 'load_index')),
-    'index': (Retrieve_Images, 'index {run} {photos} --out {out}', '--out', (loading, 'embedded')),
-    'add': (Retrieve_Images, 'add {index} {photos}', 'index', (loading, 'embedded')),
+    'index': (Retrieve_Images, 'index {run} {photos} --out {out}', '--out', (loading, 'embed_in_batches')),
+    'add': (Retrieve_Images, 'add {index} {photos}', 'index', (loading, 'embed_in_batches')),
 }
 
 
