@@ -104,8 +104,9 @@ class Parts:
     def further_optimizers(self):
         """{name: optimizer} beside `optimizer`: of --embed_optim and --loss_optim, and the criterion's own."""
         own = {'criterion': criteria.optimizers(self.criterion) if self.criterion else []}
+        modules = {id(module) for module in self.criterion.modules()} if self.criterion else ()
         for part, thing in self.offering('optimizers'):
-            if part != 'criterion' or not isinstance(thing, torch.nn.Module):
+            if id(thing) not in modules:
                 own.setdefault(part, []).extend(thing.optimizers())
         of_flags = self.schedule.further if self.schedule else {}
         return of_flags | {f'{part}_optimizer_{number}': optimizer for part, optimizers in own.items()
@@ -113,9 +114,9 @@ class Parts:
 
     def further_groups(self):
         """The optimizer groups that the parts beside network and criterion, and plain objects in the latter, give."""
+        modules = {id(module) for module in self.criterion.modules()} if self.criterion else ()
         return [{'name': part} | group for part, thing in self.offering('parameter_groups')
-                if part != 'model' and (part != 'criterion' or not isinstance(thing, torch.nn.Module))
-                for group in thing.parameter_groups()]
+                if part != 'model' and id(thing) not in modules for group in thing.parameter_groups()]
 
 
 def build(opt):

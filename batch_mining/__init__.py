@@ -53,9 +53,8 @@ def select(opt, takes_miner=lambda part: True):
     used = [takes_miner(part) for part in flags]
     if any(used) or all(part.batch_mining == 'none' for part in flags):
         note(opt, 'batch_mining')
-    names = [part.batch_mining for part in flags]
-    miners = [build(part, libraries.arguments(opt, 'miner', names)[place]) if is_used else None
-              for place, (part, is_used) in enumerate(zip(flags, used, strict=True))]
+    given = libraries.arguments(opt, 'miner', [part.batch_mining for part in flags])
+    miners = [build(part, own) if is_used else None for part, own, is_used in zip(flags, given, used, strict=True)]
     return miners if len(miners) > 1 else miners[0]
 
 

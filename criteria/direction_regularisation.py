@@ -18,18 +18,11 @@ def directions(batch, triplets):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        if len(triplets) > len(batch) ** 2:                        # each pair once: 40 times as fast for all triplets
-            distances = (batch[:, None] - batch).square().sum(dim=2)
-            a, p, n = triplets.T
-            ap, an, pn = distances[a, p], distances[a, n], distances[p, n]
-            products, squared = (ap + an - pn) / 2, ap * an
-        else:
-            anchors, positives, negatives = batch[triplets.T]
-            to_positive, to_negative = positives - anchors, negatives - anchors
-            products = (to_positive * to_negative).sum(dim=1)
-            squared = to_positive.square().sum(dim=1) * to_negative.square().sum(dim=1)
+        anchors, positives, negatives = batch[triplets.T]
+        to_positive, to_negative = positives - anchors, negatives - anchors
+        squared = to_positive.square().sum(dim=1) * to_negative.square().sum(dim=1)
         apart = squared > 0
-        return products / squared.where(apart, 1).sqrt() * apart
+        return (to_positive * to_negative).sum(dim=1) / squared.where(apart, 1).sqrt() * apart
 
 
 class DirectionRegularised(torch.nn.Module):

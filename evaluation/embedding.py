@@ -88,8 +88,8 @@ class Embedded:
     embeddings: [N, D] float32 tensor, in the order of the images; on the GPU with --evaluate_on_gpu.
     images:     the ImageSet they come from, with its labels and paths.
     ranking:    None, or embeddings -> (queries, gallery), whose inner product is the score in place of the distance.
-    norms:      [N] float32 array, the norms of the network's embeddings; if it normalises them, before that, with
-                --cascade of the last level's; None if unknown.
+    norms:      [N] float32 array, the norms of the network's embeddings; if it normalises them, the norms before
+                that, with --cascade those of the last level; None if unknown.
     network:    the EmbeddingNetwork; None if unknown.
     of_features: whether `embeddings` are pooled features.
     """

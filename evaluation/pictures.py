@@ -107,7 +107,7 @@ def short(name, length=26):
 
 
 def sample_queries(search, labels, seed, n_queries):
-    """One query of each of up to n_queries classes, with a positive, sampled with `seed`."""
+    """Samples up to n_queries queries that have a positive, each of another class."""
     random = np.random.default_rng(seed)
     candidates = random.permutation(search.query_index[search.n_positives > 0])
     _, places = np.unique(labels[candidates], return_index=True)

@@ -19,8 +19,8 @@ from utilities.errors import UserError, nearest
 from utilities.files import require_writable
 from utilities.randomness import preserved
 
-# The Metric.needs that are computed at each level; at `class`, all of them. `within` and `across` differ from it in the
-# galleries only.
+# The Metric.needs that are computed at each level; at `class`, all of them. `within` and `across` change only the
+# gallery.
 NEEDS_OF_LEVELS = {'parent': ('ranks', 'clusters'), 'within': ('ranks',), 'across': ('ranks',), 'draws': ('ranks',)}
 
 
@@ -110,7 +110,8 @@ def validate(opt, model, data, metrics):
         embedded = embed(opt, model, data.evaluation['val'], 'val')
         images = embedded.images
         pool = Pool(embedded.embeddings, images.labels, is_query=images.is_query, in_gallery=images.in_gallery)
-        values = processes.run_on_rank_zero(compute, metrics, pool.embeddings, pool.labels, None, opt.seed, pool)
+        values = processes.run_on_rank_zero(
+            functools.partial(compute, metrics, pool.embeddings, pool.labels, seed=opt.seed, pool=pool))
     model.train()
     return values
 
@@ -157,7 +158,7 @@ def as_evaluated(opt, embedded, criterion=None):
 
 @torch.no_grad()
 def ranking(criterion, device, embeddings):
-    """A criterion's ranking_embeddings, computed on its device; embeddings and result are on any other one."""
+    """A criterion's ranking_embeddings, computed on its device; the result is on that of the embeddings."""
     return [points.to(embeddings.device) for points in criterion.ranking_embeddings(embeddings.to(device))]
 
 
@@ -306,7 +307,7 @@ def check_draws(opt, data):
         images = data.evaluation[split]
         if images.is_distractor is not None:
             raise UserError('--eval_draws draws images of each class, and distractors have no class; leave it out')
-        if opt.eval_reference != 'self' and split != 'train':      # training images may be drawn in place of all others
+        if opt.eval_reference != 'self' and split != 'train':      # the gallery has training images: queries remain
             continue
         is_query, in_gallery = images.roles
         sizes = np.bincount(images.labels[is_query & in_gallery], minlength=1)

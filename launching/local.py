@@ -45,7 +45,7 @@ def launch(runs, slots):
             stopping.sleep(stopping.POLL if pool.has_runs() else 0)
     except BaseException:
         pool.stop()
-        bar.write(f'Stopped {len(pool.running)} run(s); the same command goes on.')
+        bar.write(f'Stopped {len(pool.running)} run(s); the same command resumes them.')
         raise
     finally:
         bar.close()

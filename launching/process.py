@@ -63,7 +63,10 @@ def is_running(run):
 
 
 def could_lock(log, kind):
-    """Locks an open log. Returns whether no other process holds its lock; where locks fail, prints a note and True."""
+    """
+    Locks an open log. Returns whether no other process holds its lock. Where the file system has no locks, prints a
+    note and returns True.
+    """
     try:
         fcntl.flock(log, kind | fcntl.LOCK_NB)
     except BlockingIOError:

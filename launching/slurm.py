@@ -48,7 +48,7 @@ def submit(opt, runs):
     """
     if importlib.util.find_spec('submitit') is None:
         raise UserError('--slurm needs submitit: pip install submitit')
-    unfinished = [run for run in runs if not run.is_finished()]
+    unfinished = [*filter(is_unfinished, runs)]
     print(f'{len(runs) - len(unfinished)} of {len(runs)} runs had been finished before')
     if not unfinished:
         return
@@ -72,6 +72,15 @@ def submit(opt, runs):
     except (FailedJobError, RuntimeError, FileNotFoundError) as error:
         raise UserError(f'SLURM refused the jobs: {" ".join(str(error).split())[-300:]}') from None
     print(f'{len(jobs)} jobs: {jobs[0].job_id.split("_")[0]}, their output: {folder}')
+
+
+def is_unfinished(run):
+    """Whether a run is to be trained. One whose folder is damaged is noted; its job fails with the same sentence."""
+    try:
+        return not run.is_finished()
+    except UserError as error:
+        print(f'Note: {run.name}: {error}')
+        return True
 
 
 def minutes(text):

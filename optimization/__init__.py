@@ -20,7 +20,7 @@ UNFIT = {'lbfgs': 'it computes the loss several times in a step, by a closure, a
 OPTIMIZERS = {name.lower(): kind for name, kind in sorted(vars(torch.optim).items(), key=lambda item: item[0].lower())
               if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)
               and name.lower() not in ('optimizer', *UNFIT)}
-# what a parameter group has beside the settings of its optimizer, and settings by schedule and device
+# entries of a parameter group that the groups, the schedule or the device determine
 OF_RUN = {'params', 'name', 'lr', 'weight_decay', 'fused', 'foreach', 'capturable'}
 
 
@@ -114,8 +114,9 @@ def check_arguments(opt):
 
 def adapted(optimizer, state):
     """
-    The state in the memory layouts of this optimizer's parameters. Settings are those of the state, which training may
-    have changed, unless changed flags give others, or they are OF_RUN. Raises ValueError as require_kind() does.
+    The state in the memory layouts of this optimizer's parameters. A setting is that of the state, since training may
+    have changed it, unless it is OF_RUN, or the flags now give another value than they gave then. Raises ValueError as
+    require_kind() does.
     """
     require_kind(optimizer, state)
     groups = []

@@ -48,7 +48,7 @@ class Column(NamedTuple):
 
 def parse(name):
     """
-    The Column of a name in log.csv, without SEM or EMA; None if it is not a metric of a split.
+    The Column of a name in log.csv; None if it is no metric of a split, as with SEM or EMA in front.
 
     >>> parse('test_parent_e_recall@1'), parse('train_loss'), parse('ema_test_nmi')
     (Column(split='test', metric='e_recall@1', level='parent'), None, None)
@@ -133,8 +133,8 @@ def at_backend(name):
 
 def from_backend(key):
     """
-    A key at the backends, of this program or of the public code of Roth et al. -> the column; other keys are kept. Of
-    means over steps the column is train_<name>, since their keys have the form of those of training metrics.
+    A key at the backends, of this program or of the public code of Roth et al. -> the column; other keys are kept. A
+    mean over steps becomes train_<name>, since its key looks like that of a training metric.
 
     >>> from_backend('test/nmi/ema'), from_backend('Test: discriminative_e_recall: e_recall@1')
     ('ema_test_nmi', 'test_e_recall@1')

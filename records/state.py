@@ -220,10 +220,13 @@ class State:
         state = copy.copy(state)                              # with its _metadata
         for place, (_, of_object) in saved.get('attributes', {}).items():
             prefix = names.get(id(self.objects.get(place)))
-            for key in [joined(prefix, name) for name in of_object] if prefix is not None else ():
+            for name, (encoded, *_) in of_object.items() if prefix is not None else ():
+                key = joined(prefix, name)
                 state.pop(key, None)
                 if key in own:
                     state[key] = own[key]
+                if encoded == DELETED:                         # if it was a module, restore() deletes the new one
+                    state.update({name: own[name] for name in own if name.startswith(f'{key}.')})
         return state
 
     def restore(self, saved, fresh=None):

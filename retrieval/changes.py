@@ -125,9 +125,9 @@ def append(folder, content, photos, embeddings, replaced=()):
 
 def remove(folder, places=(), missing=False):
     """
-    Removes the images whose paths are among `places`, in the .csv and .txt files among them, or below one of these
-    paths, none of which need exist any more; with `missing`, also the images whose files do not exist. Returns the
-    index and the number of removed images. Raises UserError if there are none.
+    Removes the images at or below `places`, which need not exist any more; a .csv or .txt file stands for the paths
+    that it lists. With `missing`, also the images whose files do not exist. Returns the index and the number of removed
+    images. Raises UserError if there are none.
     """
     with lock.held(folder):
         remove_temporary(folder)

@@ -73,13 +73,14 @@ def write(opt, source, target, hub=False):
     if missing:
         raise UserError(f'export {target}: .onnx needs {" and ".join(missing)}: pip install onnx onnxscript')
     opt.device = 'cpu'
+    settings = configuration.embedding_settings(opt)         # before the network fills in --input_size
     network, transform = loading.restore(opt, source)
     low_rank.merge(network.to(memory_format=torch.contiguous_format))    # other layouts are not saved well
     height, width = sides(network.input_size)
     steps = [str(step) for step in transform.pipeline.transforms]
     description = {'input': f'uint8 RGB [B, 3, {height}, {width}]', 'before': steps, 'network': network.id}
     if hub:
-        write_folder(opt, network, source, Path(target), description)
+        write_folder(opt, settings, network, source, Path(target), description)
     else:
         example = torch.zeros(2, 3, height, width, dtype=torch.uint8)
         batch = {0: torch.export.Dim('batch')}
@@ -97,7 +98,7 @@ def require_new_folder(folder, flag):
         raise UserError(f'{flag} {folder}: this folder has files already, or is the current one; give a new one')
 
 
-def write_folder(opt, network, source, folder, description):
+def write_folder(opt, settings, network, source, folder, description):
     """
     Writes a folder that can be pushed to Hugging Face as it is: model.safetensors, the backbone with the names of its
     library; embedding.safetensors, all other weights; config.json; and README.md, the model card. timm loads the
@@ -118,7 +119,7 @@ def write_folder(opt, network, source, folder, description):
                 raise UserError(f'{source}: its network keeps more than weights ({", ".join(kept["attributes"])}), for '
                                 'which files of safetensors have no place; make buffers of it')
             published.write(temporary, network.model.state_dict(), flags, states['epoch'], description)
-            text = model_card.text(opt, flags, states, description, network)
+            text = model_card.text(opt, settings, flags, states, description, network)
             (temporary / 'README.md').write_text(text, encoding='utf-8')
             with contextlib.redirect_stdout(io.StringIO()):
                 loading.load(temporary, 'cpu')               # a folder that cannot be loaded is not left behind

@@ -127,8 +127,8 @@ def restore(opt, run):
     """The Network of a run, and the Transform of its images, with the flags of `opt`. Raises UserError as load()."""
     if opt.pca:
         raise UserError(f'{run}: --pca {opt.pca} is fitted on the training images in each evaluation, and is not '
-                        'applied here. Give --pca 0 or, where there is no such flag, in place of the run the FOLDER '
-                        f'that this command writes: python Evaluate_Network.py {run} export --hub FOLDER --pca 0')
+                        'applied here. Give --pca 0. Where there is no such flag, export the network and give FOLDER '
+                        f'instead of the run: python Evaluate_Network.py {run} export --hub FOLDER --pca 0')
     with preserved():
         model = parts.restore_network(opt, run)
     return Network(opt, model, run), Transform(datasets.pipelines(opt, model.input_size)[1])

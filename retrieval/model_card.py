@@ -1,5 +1,4 @@
 """The model card of an exported network: README.md as Hugging Face shows it, for readers without this program."""
-import configuration
 from records import columns
 from utilities.image_size import sides
 
@@ -38,11 +37,12 @@ embeddings = network(images)          # uint8 RGB [B, 3, {height}, {width}] -> f
 '''
 
 
-def text(opt, flags, states, description, network):
+def text(opt, settings, flags, states, description, network):
     """
     The content of README.md.
 
     Args:
+        settings:    the embedding_settings() that the command line and the run give.
         flags:       the flags in config.json, {name: value}.
         states:      the checkpoint.
         description: input and resizing, {'before': transforms, ...}.
@@ -53,8 +53,8 @@ def text(opt, flags, states, description, network):
     has_norm_1 = opt.eval_normalize or model.normalize and not (opt.eval_features or opt.eval_views or opt.cascade)
     split = f'{columns.EMA}test_' if opt.eval_ema else 'test_'
     row = states.get('row') or {}
-    now = configuration.embedding_settings(opt) | {'pca': opt.pca}
-    changed = {flag for flag, value in now.items() if states['settings'].get(flag, value) != value}
+    given = settings | {'pca': opt.pca}
+    changed = {flag for flag, value in given.items() if states['settings'].get(flag, value) != value}
     if changed - {'eval_ema'}:                               # the row has metrics of other embeddings
         row = {}
     metrics = [f'| {name.removeprefix(split)} | {value:.4f} |' for name, value in row.items()

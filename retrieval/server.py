@@ -72,8 +72,11 @@ def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
             flask.abort(400, f'The photo has more than {MAX_MEGAPIXELS} million pixels.')
         except Exception:  # decoders raise all kinds of exceptions on a file that is no image
             flask.abort(400, 'This file is not an image that can be read.')
-        with lock:
-            embedding = loading.embed(network, transform, photo)[0].numpy()
+        try:
+            with lock:
+                embedding = loading.embed(network, transform, photo)[0].numpy()
+        except UserError as error:                         # of a transform
+            flask.abort(400, str(error))
         return neighbours(index, embedding, k, n_votes=n_votes)
 
     return app

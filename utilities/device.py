@@ -16,10 +16,10 @@ import torch
 from utilities import processes, stopping
 from utilities.errors import UserError
 
-# PyTorch's settings of convolutions, and of products of matrices, on NVIDIA GPUs. Their fp32_precision can always be
-# read; the older allow_tf32 only in programs that set nothing, or allow_tf32 itself.
-SETTINGS = torch.backends.cudnn.conv, torch.backends.cuda.matmul
-TF32 = tuple(setting.fp32_precision == 'tf32' for setting in SETTINGS)           # whether TF32 is used by default
+# PyTorch's settings on NVIDIA GPUs. Their fp32_precision can always be read; the older allow_tf32 only in programs that
+# set nothing, or allow_tf32 itself.
+SETTINGS = torch.backends.cudnn.conv, torch.backends.cuda.matmul, torch.backends.cudnn.rnn
+TF32 = tuple(setting.fp32_precision == 'tf32' for setting in SETTINGS[:2])       # whether TF32 is used by default
 TRIM_THRESHOLD = -1
 MMAP_THRESHOLD = -3                           # the parameters' numbers in glibc's malloc.h
 KEPT = 2 ** 31 - 1                                                # bytes of freed memory that a process keeps at most
@@ -90,15 +90,30 @@ def set_tf32(of_convolutions, of_products):
     torch.backends.cuda.matmul.allow_tf32 = of_products
 
 
+def allowed_tf32():
+    """The older settings of convolutions and of products; False where the program has set the newer ones."""
+    found = []
+    for backend in torch.backends.cudnn, torch.backends.cuda.matmul:
+        try:
+            found.append(backend.allow_tf32)
+        except RuntimeError:
+            found.append(False)
+    return found
+
+
 @contextlib.contextmanager
 def full_float32():
     """In the block, float32 is computed in full precision, also on NVIDIA GPUs, whatever --tf32 says."""
     before = [setting.fp32_precision for setting in SETTINGS]
+    older = allowed_tf32()
     try:
+        set_tf32(False, False)                # a loss may read the older settings
         for setting in SETTINGS:
-            setting.fp32_precision = 'ieee'
+            if setting.fp32_precision == 'tf32':                       # from torch.backends.fp32_precision
+                setting.fp32_precision = 'ieee'
         yield
     finally:
+        set_tf32(*older)
         for setting, precision in zip(SETTINGS, before, strict=True):
             setting.fp32_precision = precision
 

@@ -26,7 +26,7 @@ OLDEST = (2, 8)                                                 # the versions t
 FIRST_UNFIT = (3, 0)
 NAMES = {'--loss': '--loss_pml_args', '--batch_mining': '--miner_pml_args'}
 HELPERS = ('distances', 'reducers', 'regularizers', 'losses')   # arguments may contain these: {LpDistance: {power: 2}}
-# classes that do not work here, and why
+# classes that do not work here, and what they keep from batch to batch
 STATEFUL = {'CrossBatchMemory': 'earlier batches; the memory bank of this program is set with --xbm_size',
             'DynamicSoftMarginLoss': 'a histogram of earlier batches, with the graph of their gradients'}
 # What losses of torch.nn take beside the logits [B, C]: labels [B]; for each class 1 or 0, or 1 or -1, [B, C]; or the

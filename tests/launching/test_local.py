@@ -75,7 +75,7 @@ def test_a_killed_launcher_loses_no_run(end, script, whole, tmp_path):
         assert not run_folder.read(folder_of(tmp_path, 'r_s0'))['resumed']
     else:
         assert run_folder.read(folder_of(tmp_path, 'r_s0'))['resumed']
-        assert 'Stopped 1 run(s); the same command goes on.' in printed.read_text()
+        assert 'Stopped 1 run(s); the same command resumes them.' in printed.read_text()
 
 
 def test_a_run_on_two_gpus_is_two_processes(script, tmp_path, capsys):

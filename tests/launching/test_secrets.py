@@ -83,7 +83,11 @@ def test_a_submission_leaves_no_key_and_its_jobs_get_it_by_the_environment(scrip
     monkeypatch.chdir(tmp_path)
     key = ['--wandb_key', KEY]
     runs = script(key, key, key)
-    recorded_run(plan.runs_of_script(runs)[0], finished=True)
+    first, second, _ = plan.runs_of_script(runs)
+    recorded_run(first, finished=True)
+    recorded_run(second)
+    log = second.parent / second.savename / 'log.csv'
+    log.write_text(log.read_text()[:-3])
     monkeypatch.setattr(slurm, 'ROOT', Path('/a folder'))
     assert Launch_Runs.main([runs, '--slurm', '--time', '1-12', '--partition', 'gpu', '--at_once', '1', '--cpus', '2',
                              '--memory', '8GB', '--gpus_per_job', '2', '--slurm_args', 'qos=long', 'account=lab']) == 0
@@ -96,7 +100,7 @@ def test_a_submission_leaves_no_key_and_its_jobs_get_it_by_the_environment(scrip
     jobs = [pickle.loads(file.read_bytes()).function.command for file in (tmp_path / 'slurm_logs').glob('*.pkl')]
     assert len(jobs) == 2 and all('--line=' in ' '.join(command) for command in jobs)
     printed = capsys.readouterr()
-    assert '1 of 3 runs had been finished before\n2 jobs: 7' in printed.out
+    assert f'{log}: cut off' in printed.out and '1 of 3 runs had been finished before\n2 jobs: 7' in printed.out
     assert_nowhere(tmp_path, KEY, printed, but=('runs.sh', 'sbatch'))
 
     sbatch.unlink()

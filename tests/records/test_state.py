@@ -186,18 +186,20 @@ def test_what_stood_apart_when_built_and_was_rebound_does_not_change_its_old_ali
 def test_a_deleted_attribute_stays_deleted(tmp_path):
     def make():
         network = torch.nn.Linear(2, 2)
-        network.is_first = True
+        network.is_first, network.head = True, torch.nn.Linear(2, 3)
         return network
 
     one, other = make(), make()
     state, of_other = state_of(one, model=one), state_of(other, model=other)
-    del one.is_first, one.bias
+    del one.is_first, one.bias, one.head
     torch.save([one.state_dict(), state.save()], tmp_path / 'file.pt')
     weights, saved = torch.load(tmp_path / 'file.pt', weights_only=True)
     other.load_state_dict(of_other.fitting(saved, other, weights))
     of_other.restore(saved)
-    assert not hasattr(other, 'is_first') and not hasattr(other, 'bias') and torch.equal(one.weight, other.weight)
-    assert of_other.save() == state.save()
+    assert not hasattr(other, 'is_first') and not hasattr(other, 'bias') and not hasattr(other, 'head')
+    assert torch.equal(one.weight, other.weight)
+    saved, again = (which.save()['attributes']['model'][1] for which in (state, of_other))
+    assert {name: value for name, (value, *_) in again.items()} == {name: value for name, (value, *_) in saved.items()}
 
 
 def test_of_what_is_saved_nothing_is_left_out_with_what_cannot_be_saved(tmp_path, capsys):

@@ -132,10 +132,13 @@ def test_a_folder_for_others_has_a_card_and_is_read_like_a_run(arch, flags, quic
 @pytest.mark.parametrize('recorded, given, has_norm_1, has_metrics', [
     ([], [], True, True), ([], ['--eval_features'], False, False), ([], ['--eval_normalize'], True, False),
     (['--eval_views', 'flip'], [], False, True), (['--cascade', '1', '2', '--embed_dim', '12'], [], False, True),
-    (['--pca', '4'], ['--pca', '0'], True, False)])
+    (['--augmentation', 'big'], [], True, True), (['--pca', '4'], ['--pca', '0'], True, False)])
 def test_a_card_claims_what_is_true_of_the_exported_embeddings(recorded, given, has_norm_1, has_metrics, tmp_path):
-    file = checkpoint_of('conv4_normalize', recorded, tmp_path)
+    is_of_any_size = '--augmentation' in recorded
+    file = checkpoint_of('mobilenet_v2_normalize' if is_of_any_size else 'conv4_normalize', recorded, tmp_path)
     states = torch.load(file) | {'epoch': 5, 'row': {'epoch': 4, 'test_map_at_r': .25}}
+    if is_of_any_size:
+        states['settings']['input_size'] = None                   # as of a run that leaves it to --augmentation
     torch.save(states, file)
     assert after_training(file, 'export', '--hub', tmp_path / 'hub', *given) == 0
     card = (tmp_path / 'hub' / 'README.md').read_text()
