@@ -104,19 +104,21 @@ class Parts:
     def further_optimizers(self):
         """{name: optimizer} beside `optimizer`: of --embed_optim and --loss_optim, and the criterion's own."""
         own = {'criterion': criteria.optimizers(self.criterion) if self.criterion else []}
-        modules = {id(module) for module in self.criterion.modules()} if self.criterion else ()
-        for part, thing in self.offering('optimizers'):
-            if id(thing) not in modules:
-                own.setdefault(part, []).extend(thing.optimizers())
+        for part, thing in self.offering_more('optimizers'):
+            own.setdefault(part, []).extend(thing.optimizers())
         of_flags = self.schedule.further if self.schedule else {}
         return of_flags | {f'{part}_optimizer_{number}': optimizer for part, optimizers in own.items()
                            for number, optimizer in enumerate(optimizers, start=1)}
 
     def further_groups(self):
         """The optimizer groups that the parts beside network and criterion, and plain objects in the latter, give."""
+        return [{'name': part} | group for part, thing in self.offering_more('parameter_groups')
+                if part != 'model' for group in thing.parameter_groups()]
+
+    def offering_more(self, name):
+        """offering(name), without the modules of the criterion, which criteria.optimizers() and select() ask."""
         modules = {id(module) for module in self.criterion.modules()} if self.criterion else ()
-        return [{'name': part} | group for part, thing in self.offering('parameter_groups')
-                if part != 'model' and id(thing) not in modules for group in thing.parameter_groups()]
+        return [(part, thing) for part, thing in self.offering(name) if id(thing) not in modules]
 
 
 def build(opt):
