@@ -38,7 +38,7 @@ def build():
     add('--slurm', action='store_true', help='submit the runs as a job array, and return')
     add('--partition', metavar='P', help='the partition of the cluster')
     add('--time', default='12:00:00', metavar='HH:MM:SS',
-        help='time limit of a job, as sbatch takes it; a job that reaches it is queued again and resumes its run')
+        help='time limit of a job, as for sbatch; a job that reaches it is queued again and resumes')
     add('--at_once', type=command_line.POSITIVE_INT, default=64, help='largest number of jobs that run at once')
     add('--cpus', type=command_line.POSITIVE_INT, default=4, help='number of processor cores of each job')
     add('--gpus_per_job', type=command_line.COUNT, default=1,
