@@ -104,7 +104,7 @@ class Parts:
     def further_optimizers(self):
         """{name: optimizer} beside `optimizer`: of --embed_optim and --loss_optim, and the criterion's own."""
         own = {'criterion': criteria.optimizers(self.criterion) if self.criterion else []}
-        for part, thing in self.offering_more('optimizers'):
+        for part, thing in self.offering_outside_criterion('optimizers'):
             own.setdefault(part, []).extend(thing.optimizers())
         of_flags = self.schedule.further if self.schedule else {}
         return of_flags | {f'{part}_optimizer_{number}': optimizer for part, optimizers in own.items()
@@ -112,11 +112,11 @@ class Parts:
 
     def further_groups(self):
         """The optimizer groups that the parts beside network and criterion, and plain objects in the latter, give."""
-        return [{'name': part} | group for part, thing in self.offering_more('parameter_groups')
+        return [{'name': part} | group for part, thing in self.offering_outside_criterion('parameter_groups')
                 if part != 'model' for group in thing.parameter_groups()]
 
-    def offering_more(self, name):
-        """offering(name), without the modules of the criterion, which criteria.optimizers() and select() ask."""
+    def offering_outside_criterion(self, name):
+        """offering(name), without the modules of the criterion, which optimization.select() asks by itself."""
         modules = {id(module) for module in self.criterion.modules()} if self.criterion else ()
         return [(part, thing) for part, thing in self.offering(name) if id(thing) not in modules]
 

@@ -9,8 +9,8 @@ Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup, 2021, h
 2. loss: process 0 computes the loss of the whole batch. Criterion and miner are used there only.
 3. backward: the gradient with respect to the outputs goes back to the processes. Each embeds its pieces again, with the
    same random numbers, and backpropagates the gradient through them.
-4. update: the gradients of the network are summed over the processes, and all take the same optimizer step. So are
-   those of other trained parameters that are not in the criterion.
+4. update: the gradients of the network, and of trained parameters outside network and criterion, are summed over the
+   processes, and all take the same optimizer step.
 """
 import contextlib
 import functools
@@ -53,10 +53,10 @@ class TrainingStep:
         self.optimizers = [parts.optimizer, *parts.further_optimizers().values()]
         self.of_network = [*self.model.parameters()]
         of_network = {*self.of_network}
-        of_criterion = {*self.criterion.parameters()}
+        of_criterion = {*self.criterion.parameters()}        # process 0 alone computes their gradients
         trained = [parameter for optimizer in self.optimizers for parameter in optimizer_parameters(optimizer)]
         self.outside_network = [parameter for parameter in trained if parameter not in of_network]
-        self.of_others = [parameter for parameter in self.outside_network if parameter not in of_criterion]
+        self.outside_both = [parameter for parameter in self.outside_network if parameter not in of_criterion]
         self.of_step = types.SimpleNamespace()                       # values that the methods share within a step
         # beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has its own graph,
         # so that a resumed run computes with the same graphs
@@ -87,7 +87,7 @@ class TrainingStep:
 
     def start_epoch(self, epoch):
         """All processes begin an epoch with the same weights."""
-        exchange.copy_from_main([*self.model.state_dict().values(), *map(torch.detach, self.of_others)])
+        exchange.copy_from_main([*self.model.state_dict().values(), *map(torch.detach, self.outside_both)])
 
     def embed(self, images):
         """
@@ -197,7 +197,7 @@ class TrainingStep:
         finite.
         """
         loss = loss.detach().clone()
-        gradients.add_up(self.of_network + self.of_others, loss)
+        gradients.add_up(self.of_network + self.outside_both, loss)
         norm = torch.nn.utils.get_total_norm(existing_gradients(self.of_network + self.outside_network))
         exchange.copy_from_main([norm])                        # process 0's norm includes the criterion's gradients
         norm, optimizers = gradients.unscale(self.scaler, self.optimizers, norm)

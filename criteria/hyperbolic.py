@@ -129,5 +129,6 @@ class Criterion(torch.nn.Module):
         fall as the distance of the loss grows.
         """
         c, _, clip_r = self.arguments
-        embeddings = embeddings.cpu() if embeddings.is_mps else embeddings                # Apple GPUs lack float64
+        if embeddings.is_mps:                                  # Apple GPUs lack float64
+            embeddings = embeddings.cpu()
         return hyperboloid(embeddings.double(), c, clip_r) if c else (F.normalize(embeddings, dim=1),) * 2

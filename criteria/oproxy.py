@@ -35,7 +35,7 @@ def proxy_alignment(cosines, labels, pos_alpha=32.0, neg_alpha=32.0, pos_delta=0
     log(1 + Σ e^{−α⁺ (s − δ⁺)}), summed over all samples of the sample's class, with its proxy. Push, averaged over all
     classes: log(1 + Σ e^{α⁻ (s − δ⁻)}), summed over the samples of other classes, with the proxy of the class.
     """
-    # scatter_ checks that the classes exist
+    # on a GPU, scatter_ asserts that the classes exist
     own = torch.zeros_like(cosines, dtype=torch.bool).scatter_(0, labels[None], True)
     pull = log_one_plus_sum_exp(-pos_alpha * (cosines - pos_delta), own)[labels].mean()
     return pull + log_one_plus_sum_exp(neg_alpha * (cosines - neg_delta), ~own).mean()
@@ -61,6 +61,8 @@ def oproxy_loss(batch, labels, proxies, mode='anchor', pos_alpha=32.0, neg_alpha
     >>> oproxy_loss(batch, torch.tensor([0, 1]), proxies, pos_alpha=2., neg_alpha=2.)
     tensor(1.3960)
     """
+    if labels.device.type == 'cpu' and len(labels) and not 0 <= labels.min() <= labels.max() < len(proxies):
+        raise ValueError(f'expected labels from 0 to {len(proxies) - 1}, not {labels.min()} to {labels.max()}')
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         cosines = F.normalize(proxies.to(batch.dtype), dim=1) @ F.normalize(batch, dim=1).T      # [C, B]

@@ -41,10 +41,12 @@ def proxyanchor_loss(batch, labels, proxies, margin=0.1, alpha=32.0):
     >>> proxyanchor_loss(batch, torch.tensor([0, 1]), proxies, margin=0.1, alpha=2.)
     tensor(1.3960)
     """
+    if labels.device.type == 'cpu' and len(labels) and not 0 <= labels.min() <= labels.max() < len(proxies):
+        raise ValueError(f'expected labels from 0 to {len(proxies) - 1}, not {labels.min()} to {labels.max()}')
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         cosines = F.normalize(proxies.to(batch.dtype), dim=1) @ F.normalize(batch, dim=1).T      # [C, B]
-        # scatter_ checks that the classes exist
+        # on a GPU, scatter_ asserts that the classes exist
         own = torch.zeros_like(cosines, dtype=torch.bool).scatter_(0, labels[None], True)
         pull = log_one_plus_sum_exp(-alpha * (cosines - margin), own).sum() / own.any(dim=1).sum()
         push = log_one_plus_sum_exp(alpha * (cosines + margin), ~own).mean()

@@ -247,7 +247,7 @@ def files_in(folder):
 
 
 def note_ignored(ignored, file=None):
-    """Prints how many files are no images, and how many others are in no class folder. file: None: sys.stdout."""
+    """Prints which files are no images, and which images and folders are in no class folder. file: None: sys.stdout."""
     misplaced = {path for path in ignored if Path(path).suffix.lower() in decoding.suffixes() or os.path.isdir(path)}
     others = [path for path in ignored if path not in misplaced]
     counts = Counter(Path(path).suffix.lower() or 'no extension' for path in others)

@@ -209,7 +209,7 @@ def upright_size(path):
     read_upright.
     """
     with named(path), open_image(path) as image:
-        tags = getattr(image, 'tag_v2', {})                      # of TIFF, where image.size may be upright already
+        tags = getattr(image, 'tag_v2', {})                      # a TIFF image.size may be upright already
         width = tags.get(ExifTags.Base.ImageWidth, image.width)
         height = tags.get(ExifTags.Base.ImageLength, image.height)
         orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)     # PNG's own would decode it

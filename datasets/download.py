@@ -31,6 +31,9 @@ def fetch(url, md5, folder, places):
 
     if is_done():
         return
+    if archive.suffix != '.zip' and not hasattr(tarfile, 'data_filter'):
+        raise UserError(f'--download: Python before 3.11.4 cannot unpack {url} safely; unpack it by hand and leave '
+                        '--download out')
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with lock.held(folder, f'--download: another process downloads into {folder}; waiting for it'):
@@ -79,9 +82,6 @@ def unpack(archive, folder):
         with zipfile.ZipFile(archive) as content:
             for name in stopping.checked(tqdm(content.namelist(), desc=f'unpacking {archive.name}', disable=None)):
                 content.extract(name, folder)
-    elif not hasattr(tarfile, 'data_filter'):
-        raise UserError(f'--download: Python before 3.11.4 cannot unpack {archive} safely; unpack it by hand and leave '
-                        '--download out')
     else:
         with tarfile.open(archive) as content:
             content.extractall(folder, members=stopping.checked(content), filter='data')

@@ -3,7 +3,7 @@ import numpy as np
 import torch
 
 from evaluation.ranking import precision
-from utilities.libraries import faiss_or_none
+from utilities.optional import faiss_or_none
 
 N_ITERATIONS = 20
 

@@ -15,6 +15,7 @@ from evaluation.metrics import Pool, compute, parse
 from records import columns
 from records.columns import Column
 from utilities import processes
+from utilities.device import full_float32
 from utilities.errors import UserError, nearest
 from utilities.files import require_writable
 from utilities.randomness import preserved
@@ -157,6 +158,7 @@ def as_evaluated(opt, embedded, criterion=None):
 
 
 @torch.no_grad()
+@full_float32()
 def ranking(criterion, device, embeddings):
     """A criterion's ranking_embeddings, computed on its device; the result is on that of the embeddings."""
     return [points.to(embeddings.device) for points in criterion.ranking_embeddings(embeddings.to(device))]
@@ -206,7 +208,7 @@ def build_pool(opt, embedded, split, level):
     norms = None if own.norms is None else np.concatenate([part.norms for part in parts])
     labels = np.unique(names, return_inverse=True)[1]
     levels = stack_superclasses([part.images for part in parts])
-    if own.images.is_distractor is not None:               # of no class, nor of a super-class, at any level
+    if own.images.is_distractor is not None:               # distractors are of no class, at any level
         distractors = np.flatnonzero(own.images.is_distractor)
         labels[distractors] = labels.max() + 1
         if levels is not None:

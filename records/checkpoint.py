@@ -57,8 +57,9 @@ class Checkpoint:
         Writes the state after `epoch`, and the network for each metric whose value in `row` is the best so far, in
         process 0. All processes call it.
 
-        The last state is written first: if the disk has no room for it, the earlier best networks stay. It takes its
-        place last: a run that is killed in between repeats the epoch, and writes the best networks again.
+        The last state is written first, so that the earlier best networks stay if the disk has no room for it. It
+        replaces the earlier one after the best networks are written: a run that is killed in between repeats the epoch
+        and writes them again.
         """
         self.trained = epoch > 0
         kept = self.state.save()

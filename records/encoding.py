@@ -120,7 +120,7 @@ class Writer:
             content = torch.from_numpy(np.frombuffer(value.tobytes(), np.uint8).copy())
             dtype = np.lib.format.dtype_to_descr(value.dtype)
             return 'array', self.numbered(value), place, [dtype, [*value.shape], content]
-        if isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom):      # which has no state
+        if isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom):      # the latter has no state
             return 'generator', self.numbered(value), place, [self.encode(part) for part in read(value)]
         if self.compares:
             return 'at', place, opaque_fingerprint(value)

@@ -12,7 +12,7 @@ from retrieval.index import Index
 from retrieval.photos import named_by
 from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary, require_writable, require_writable_folder, write_text
-from utilities.libraries import faiss_or_none
+from utilities.optional import faiss_or_none
 
 SECONDS = 10                 # seconds of embedding that a kill can lose
 UNREADABLE = 'unreadable.txt'

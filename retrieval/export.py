@@ -21,7 +21,7 @@ from utilities.errors import UserError, choose
 from utilities.files import atomic, require_writable, require_writable_folder, writing
 from utilities.image_size import sides
 
-ONNX_BYTES = 1.5e9           # of weights; torch.onnx writes those of a little more to a second file
+ONNX_BYTES = 1.5e9           # largest size of the weights; torch.onnx writes larger ones to a second file
 
 
 def save_pt2(program, file, description):

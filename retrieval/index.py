@@ -11,7 +11,7 @@ from retrieval import search, store, unknown, vote
 from retrieval.loading import load
 from retrieval.nearest_rows import nearest
 from utilities.errors import UserError
-from utilities.libraries import faiss_or_none
+from utilities.optional import faiss_or_none
 
 QUERIES = 1024               # queries that are compared with the index at a time
 

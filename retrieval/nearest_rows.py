@@ -2,7 +2,7 @@
 import numpy as np
 import torch
 
-from utilities.libraries import faiss_or_none
+from utilities.optional import faiss_or_none
 
 ROWS = 1 << 16               # rows of the gallery that torch compares at a time
 MORE = 16                    # candidates beyond the k nearest, whose order float32 may have mistaken

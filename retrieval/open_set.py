@@ -11,7 +11,6 @@ import configuration
 import parts
 from evaluation import titles
 from evaluation.embedding import network_id
-from evaluation.metrics import full_precision
 from evaluation.protocol import embed_splits, note_collapse
 from flags.command_line import FRACTION, number
 from records import columns, run_folder
@@ -86,7 +85,6 @@ def no_threshold(opt, data):
     return None
 
 
-@full_precision()
 def save(opt, model, data, embedded, place):
     """Calibrates a threshold, prints it, and writes it into the folder of the run or checkpoint `place`."""
     note_collapse({f'{split} split': part for split, part in embedded.items()})

@@ -5,7 +5,7 @@ import numpy as np
 
 from retrieval.nearest_rows import MORE, exact, measured
 from utilities.errors import UserError
-from utilities.libraries import faiss_or_none
+from utilities.optional import faiss_or_none
 
 N_QUERIES = 500              # queries with which the recall is measured
 N_NEAREST = 10               # images that each query should find

@@ -75,7 +75,7 @@ def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
         try:
             with lock:
                 embedding = loading.embed(network, transform, photo)[0].numpy()
-        except UserError as error:                         # of a transform
+        except UserError as error:                         # a transform has failed
             flask.abort(400, str(error))
         return neighbours(index, embedding, k, n_votes=n_votes)
 

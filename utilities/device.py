@@ -43,7 +43,7 @@ def select(opt):
     if opt.device in ('auto', 'cuda') and kind:
         gpus = torch.get_device_module(kind)
         index = indices[processes.local_rank()]
-        if index >= gpus.device_count() and 'gpu' not in opt.given:        # of a run on a machine with more GPUs
+        if index >= gpus.device_count() and 'gpu' not in opt.given:        # a recorded index, from more GPUs
             index = processes.local_rank()
         if index >= gpus.device_count():
             raise UserError(f'--gpu {index}: this machine has {gpus.device_count()} GPU(s), numbered from 0')

@@ -1,6 +1,6 @@
 """
-faiss if it is installed, and losses and miners of libraries by name: pml:ContrastiveLoss of pytorch-metric-learning, a
-package that nothing else in training needs, and torch:MultiMarginLoss of torch.nn.
+Losses and miners of libraries by name: pml:ContrastiveLoss of pytorch-metric-learning, a package that nothing else in
+training needs, and torch:MultiMarginLoss of torch.nn.
 
 A loss of torch.nn is computed from the logits of a linear classifier of the embeddings, or from the pairs of a batch.
 The classifier is the one of criteria/linear_classifier.py, so that torch:CrossEntropyLoss without arguments is that
@@ -55,15 +55,6 @@ def arguments(opt, kind, names, library='pml'):
                         f'{len(given)}')
     mappings = itertools.cycle(given or [{}])
     return [next(mappings) if is_wanted else {} for is_wanted in wanted]
-
-
-def faiss_or_none():
-    """faiss, if it is installed."""
-    try:
-        import faiss
-    except ImportError:
-        return None
-    return faiss
 
 
 def require_library(what):

@@ -128,7 +128,7 @@ class Search:
         if queries.device.type == 'cpu':
             scores = torch.from_numpy(product(queries.numpy(), gallery.numpy()))
         else:
-            with full_float32():
+            with full_float32():               # threads do this within the block of metrics.compute() only
                 scores = queries @ gallery.T
         if self.euclidean:
             scores.sub_(gallery_half_norms).sub_(self.half_norms(queries)[:, None])
