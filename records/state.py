@@ -226,7 +226,7 @@ class State:
                 if key in own:
                     state[key] = own[key]
                 if encoded == DELETED:                         # if it was a module, restore() deletes the new one
-                    state.update({name: own[name] for name in own if name.startswith(f'{key}.')})
+                    state.update({inner: own[inner] for inner in own if inner.startswith(f'{key}.')})
         return state
 
     def restore(self, saved, fresh=None):
