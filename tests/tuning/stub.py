@@ -50,10 +50,12 @@ import Hyperparameter_Search
 from tests import forks
 from tests.tuning import stub
 from tuning import folds, report, trials
+from utilities import stopping
 forks.install()
 report.plot = lambda *_: None
 stub.with_stub(Path(sys.argv[1]))
 trials.HEARTBEAT, trials.GRACE, folds.POLL = 1, 3, 0.1
+stopping.install()                               # as the script: else Ctrl-C could interrupt a query of the database
 sys.exit(Hyperparameter_Search.main(sys.argv[2:]))
 '''
 TUNE = ['--tune', 'lr', '1e-5', '1e-1', 'log', '--tune', 'loss_triplet_margin', '0.01', '0.7']
