@@ -12,10 +12,11 @@ import numpy as np
 from scipy import optimize, stats
 
 LEVEL = 0.95
+LEAST_FREEDOM = 2                                             # degrees of freedom that an interval needs
 
 
 class Estimate(NamedTuple):
-    """An estimate and the ends of its interval; these are nan where no setting has two seeds."""
+    """An estimate and the ends of its interval, which are nan with fewer than LEAST_FREEDOM degrees of freedom."""
     mean: float
     low: float
     high: float
@@ -42,19 +43,20 @@ def simultaneous(n):
 
 class Variances(NamedTuple):
     """
-    The unbiased estimates of the variances of the effect of the seed, which may be negative, and of the residual, each
-    with its degrees of freedom; nan where none is known. n_settings: the (average) number of settings with one seed.
+    The unbiased estimates of the variance of the residual, and of that of the mean over the settings with the same
+    seed, each with its degrees of freedom: nan and 0 where they are not known. n_settings: the (average) number of
+    settings with one seed.
     """
-    seeds: float
     residual: float
-    freedom_of_seeds: int
     freedom: int
+    of_means: float
+    freedom_of_seeds: int
     n_settings: float
 
     @property
-    def mean_over_settings(self):
-        """The variance of the mean over the settings with the same seed: never negative, unlike that of `seeds`."""
-        return self.seeds + self.residual / self.n_settings
+    def seeds(self):
+        """The variance of the effect of the seed; its estimate may be negative."""
+        return self.of_means - self.residual / self.n_settings
 
 
 def residuals(points, fixed=()):
@@ -71,21 +73,22 @@ def residuals(points, fixed=()):
 
 
 def variances(points, fixed=()):
-    """The Variances of {setting: {seed: points}}, by Henderson's method 3. In a single setting, all is residual."""
+    """
+    The Variances of {setting: {seed: points}}, by Henderson's method 3; in a single setting, all is residual. Unknown
+    where the seeds of several settings do not tell the two variances apart.
+    """
     random = [np.array([*of_seeds.values()]) for setting, of_seeds in points.items() if setting not in fixed]
     freedom_within = sum(len(values) - 1 for values in random)
-    if not freedom_within:
-        return Variances(np.nan, np.nan, 0, 0, np.nan)
     within = sum(((values - values.mean()) ** 2).sum() for values in random)
-    of_settings, freedom = residuals(points, fixed)
+    if len(random) == 1 and freedom_within:
+        return Variances(within / freedom_within, freedom_within, np.nan, 0, np.inf)
+    of_settings, freedom = residuals(points, fixed) if freedom_within else ({}, 0)
     if not freedom:
-        return Variances(0.0, within / freedom_within, 0, freedom_within, np.inf)
+        return Variances(np.nan, 0, np.nan, 0, np.nan)
     squares = sum(np.square(of_setting).sum() for of_setting in of_settings.values())
-    residual = squares / freedom
     freedom_of_seeds = freedom_within - freedom
     n_settings = freedom_within / freedom_of_seeds
-    seeds = ((within - squares) / freedom_of_seeds - residual) / n_settings
-    return Variances(seeds, residual, freedom_of_seeds, freedom, n_settings)
+    return Variances(squares / freedom, freedom, (within - squares) / freedom_within, freedom_of_seeds, n_settings)
 
 
 def equal_variances(points, fixed=()):
@@ -100,8 +103,8 @@ def mean(of_seeds):
 
 def difference(points, one, other, level=LEVEL, fixed=()):
     """
-    The Estimate of the mean over the settings `one` minus the mean over the settings `other` ([]: none). The sum of two
-    variances, of means over settings and of the residual, has the degrees of freedom of Welch and Satterthwaite.
+    The Estimate of the mean over the settings `one` minus the mean over the settings `other` ([]: none). Where the
+    effects of the seeds do not cancel out, Student's interval has their degrees of freedom, the fewer ones.
     """
     weights = dict.fromkeys(one, 1 / len(one))
     for name in other:
@@ -115,42 +118,55 @@ def difference(points, one, other, level=LEVEL, fixed=()):
             for seed in points[name]:
                 shares[seed] = shares.get(seed, 0) + weight / len(points[name])
     squared_shares = sum(share ** 2 for share in shares.values())
-    parts = [(found.residual * max(0.0, squares - squared_shares / found.n_settings), found.freedom)]
+    variance = found.residual * max(0.0, squares - squared_shares / found.n_settings)
+    freedom = found.freedom
     cancels_out = squared_shares < 1e-12
     if found.freedom_of_seeds and not cancels_out:
-        parts.append((found.mean_over_settings * squared_shares, found.freedom_of_seeds))
-    error = np.sqrt(sum(part for part, _ in parts))
+        variance += found.of_means * squared_shares
+        freedom = found.freedom_of_seeds
     half = np.nan
-    if found.freedom:
-        freedom = error ** 4 / max(sum(part ** 2 / own for part, own in parts), 1e-300)
-        half = stats.t.ppf((1 + level) / 2, max(freedom, 1)) * error
+    if freedom >= LEAST_FREEDOM:
+        half = stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(variance)
     value = sum(weight * mean(points[name]) for name, weight in weights.items())
     return Estimate(value, float(value - half), float(value + half))
 
 
+def behind_the_best(points, setting, settings, level=LEVEL, fixed=()):
+    """
+    The Estimate of how far a setting is behind the best of `settings`, which is never negative: from its differences to
+    all others, whose intervals hold at once (multiple comparisons with the best, Hsu, 1981).
+    """
+    others = [name for name in settings if name != setting]
+    level = 1 - (1 - level) / len(others)
+    found = [difference(points, [name], [setting], level, fixed) for name in others]
+    return Estimate(*(float(np.maximum(0, np.max(ends))) for ends in zip(*found, strict=True)))
+
+
 def spread(points, settings, level=LEVEL, fixed=()):
     """
-    The Estimate of the standard deviation over settings of what their means would be with infinitely many seeds: the
-    observed variance less the residual one. Were the latter known, the sum of squares between the settings would have a
-    noncentral chi-squared distribution. Since it is estimated, the interval has a higher level: the one at which a
-    normal interval is as wide as Student's at `level`.
+    The Estimate of the standard deviation over settings of what their means would be with infinitely many seeds, all
+    with the same seeds: the observed variance less the residual one. Were the latter known, the sum of squares between
+    the settings would have a noncentral chi-squared distribution. Since it is estimated, the interval has a higher
+    level: the one at which a normal interval is as wide as Student's at `level`.
     """
     found = variances(points, fixed)
     observed = np.var([mean(points[setting]) for setting in settings], ddof=1)
-    if not found.freedom:
+    if found.freedom < LEAST_FREEDOM:
         return Estimate(float(np.sqrt(observed)), np.nan, np.nan)
     noise = found.residual * np.mean([1 / len(points[setting]) for setting in settings])
     between = len(settings) - 1
+    factor = stats.t.ppf((1 + level) / 2, found.freedom)
+    tail = stats.norm.sf(factor)
+    ratio = observed / noise
 
     def end(probability):
-        """The spread, in units of the noise, with which a variance as high as the observed one has this probability."""
+        """The spread at which the observed variance, or one on its far side, has the probability `tail`; or 0."""
         def excess(root):
-            return stats.ncx2.sf(between * observed / noise, between, root ** 2 * between) - probability
-        return 0.0 if excess(0) > 0 else optimize.brentq(excess, 0, 10 + 2 * np.sqrt(observed / noise))
+            return probability(between * ratio, between, root ** 2 * between) - tail
+        top = np.sqrt(ratio) + factor + 10
+        return float(optimize.brentq(excess, 0, top) * np.sqrt(noise)) if excess(0) * excess(top) < 0 else 0.0
 
-    tail = stats.norm.sf(stats.t.ppf((1 + level) / 2, found.freedom))
-    low = float(end(tail) * np.sqrt(noise))
-    high = float(end(1 - tail) * np.sqrt(noise))
+    low, high = end(stats.ncx2.sf), end(stats.ncx2.cdf)
     return Estimate(float(np.sqrt(max(0, observed - noise))), low, high)
 
 

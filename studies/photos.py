@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 ROWS = FOLDER / 'rows'
 TIERS = {'finetuned': 'Photos', 'frozen': 'Frozen'}           # {part of photos.yaml: prefix of groups}
 TITLES = {'finetuned': 'fine-tuned', 'frozen': 'frozen features'}
-NOT_RUN, ONE_SEED = 'not run yet', 'one seed so far'            # in place of an answer
+NOT_RUN, TOO_FEW = 'not run yet', 'too few seeds so far'         # in place of an answer
 FIXED = ('Untrained', 'Untrained_512')                        # settings without randomness
 MAP, RECALL = 'map_at_r', 'e_recall@1'
 DENSITY = Column('train', 'rho_spectrum@2').name
@@ -54,11 +54,34 @@ def read(tier, rows=ROWS):
     return found
 
 
+def with_common_seeds(question, runs, classes):
+    """
+    The runs and classes of read(), those of a question's settings with the seeds alone that all of these have, so that
+    what a seed gives to all settings cancels out in differences. None where there is no such seed.
+    """
+    names = settings_of(question)
+    seeds = [{*runs.get(setting, ())} for setting in names if setting not in FIXED]
+    common = set.intersection(*seeds)
+    if not common or not names <= runs.keys():
+        return None
+    return [{setting: {seed: content for seed, content in of_seeds.items()
+                       if seed in common or setting not in names or setting in FIXED}
+             for setting, of_seeds in part.items()} for part in (runs, classes)]
+
+
 def points(runs, metric, split='test'):
-    """{setting: {seed: points}} of a metric at the last epoch."""
+    """
+    {setting: {(seed, whether 512 dimensions): points}} of a metric at the last epoch: one seed gives other initial
+    layers to settings of other dimensions.
+    """
     column = Column(split, metric).name
-    return {setting: {seed: 100 * run.rows[-1][column] for seed, run in of_seeds.items()}
+    return {setting: {(seed, setting.endswith('_512')): 100 * run.rows[-1][column] for seed, run in of_seeds.items()}
             for setting, of_seeds in runs.items()}
+
+
+def densities(runs, settings):
+    """The spectral decay of the training embeddings of each setting, the mean over its seeds."""
+    return [np.mean([run.rows[-1][DENSITY] for run in runs[setting].values()]) for setting in settings]
 
 
 def lost_by_selection(runs, settings, metric):
@@ -76,35 +99,23 @@ def lost_by_selection(runs, settings, metric):
     return found
 
 
-def lost_by_choice(tested, validated, settings, level):
-    """
-    The Estimate of the setting that is best on the test classes minus the one that is best on the validation classes.
-    Where these are one, the interval around 0 is that of the difference from another setting.
-    """
-    best, chosen = (max(settings, key=lambda setting: estimates.mean(of[setting])) for of in (tested, validated))
-    rival = best if best != chosen else next(setting for setting in settings if setting != chosen)
-    half = estimates.difference(tested, [rival], [chosen], level).half
-    lost = estimates.mean(tested[best]) - estimates.mean(tested[chosen])
-    return estimates.Estimate(lost, lost - half, lost + half)
-
-
 def effect(question, runs, metric, level):
-    """The Estimate of a question's effect in a metric; None if one of its settings has no run yet."""
-    names = settings_of(question)
-    if not names <= runs.keys():
-        return None
+    """The Estimate of a question's effect in a metric."""
     tested = points(runs, metric)
     if 'spread' in question:
         return estimates.spread(tested, question['spread'], level, FIXED)
     if 'selection' in question:
         lost = lost_by_selection(runs, question['selection'], metric)
-        return estimates.difference(lost, question['selection'], [], level)
+        found = estimates.difference(lost, question['selection'], [], level)
+        return found._replace(low=float(np.maximum(0, found.low)))
     if 'setting' in question:
-        return lost_by_choice(tested, points(runs, metric, 'val'), question['setting'], level)
+        validated = points(runs, metric, 'val')
+        chosen = max(question['setting'], key=lambda setting: estimates.mean(validated[setting]))
+        return estimates.behind_the_best(tested, chosen, question['setting'], level, FIXED)
     if 'correlation' in question:
-        density = [np.mean([run.rows[-1][DENSITY] for run in runs[setting].values()]) for setting in names]
+        names = question['correlation']
         recalls = points(runs, RECALL)
-        return estimates.correlation(density, [estimates.mean(recalls[setting]) for setting in names], level)
+        return estimates.correlation(densities(runs, names), [estimates.mean(recalls[name]) for name in names], level)
     return estimates.difference(tested, question['one'], question['other'], level, FIXED)
 
 
@@ -142,10 +153,10 @@ def findings(tier, found):
     level = estimates.simultaneous(len(pairs))
     lines = []
     for question, name in pairs:
-        estimate = effect(question, found[name][0], MAP, level)
-        in_recall = None if 'correlation' in question else effect(question, found[name][0], RECALL, level)
-        word = NOT_RUN
-        if estimate is not None:
+        estimate, in_recall, word = None, None, NOT_RUN
+        if compared := with_common_seeds(question, *found[name]):
+            estimate = effect(question, compared[0], MAP, level)
+            in_recall = None if 'correlation' in question else effect(question, compared[0], RECALL, level)
             bound = question.get('bound', registered()['bound'])
             if 'correlation' in question:
                 words = {'within': f'within ± {bound:g}', 'more': 'positive', 'less': 'negative'}
@@ -154,7 +165,7 @@ def findings(tier, found):
             else:
                 words = {'within': f'no more than {bound:g} point apart'}
             word = estimates.answer(estimate, bound, bound if 'spread' in question else 0)
-            word = ONE_SEED if np.isnan(estimate.half) else words.get(word, word)
+            word = TOO_FEW if np.isnan(estimate.half) else words.get(word, word)
         lines.append((question, name, estimate, in_recall, word))
     return lines
 
@@ -171,9 +182,9 @@ def answer_table(tier, found):
             if is_first:
                 rows.append([question['title'], ', '.join(names), '', '', '', '', question['predicted'], word])
             continue
-        runs, classes = found[name]
         cells = ['', '', '', '']
         if estimate is not None:
+            runs, classes = with_common_seeds(question, *found[name])
             cells = [with_interval(estimate, 2 if 'correlation' in question else 1),
                      span(over_classes(question, classes)), with_interval(in_recall),
                      ends(len(runs[setting]) for setting in settings_of(question) if setting not in FIXED)]
@@ -190,13 +201,12 @@ def short_table(found):
         lines = findings(tier, found[tier])
         for question in registered()[tier]:
             of_question = [line for line in lines if line[0] is question]
-            if all(word in (NOT_RUN, ONE_SEED, 'open') for *_, word in of_question):
+            if all(word in (NOT_RUN, TOO_FEW, 'open') for *_, word in of_question):
                 n_open += 1
                 continue
-            cells = [f'{with_interval(estimate, 2 if "correlation" in question else 1)} {word}'.strip()
-                     for _, _, estimate, _, word in of_question]
-            missing = [''] * (len(registered()['sets']) - len(cells))
-            rows.append([question['title'], TITLES[tier], *cells, *missing])
+            cells = {name: f'{with_interval(estimate, 2 if "correlation" in question else 1)} {word}'.strip()
+                     for _, name, estimate, _, word in of_question}
+            rows.append([question['title'], TITLES[tier], *(cells.get(name, '') for name in registered()['sets'])])
     table = markdown(['question', 'network', *registered()['sets'].values()], rows) + '\n\n' if rows else ''
     return f'{table}Still open: {n_open} of the questions in docs/results.md.' if n_open else table.strip()
 
@@ -254,7 +264,7 @@ def origin(tier, found):
             residual = rounded(np.sqrt(variances.residual), digits=2)
             equal = '< 0.01' if p < .01 else f'= {rounded(p, digits=2)}'
             texts.append(f'Standard deviation of the seeds on {name}: {common} points shared by all settings '
-                         f'({variances.freedom_of_seeds} degrees of freedom), {residual} of each setting alone '
+                         f'(degrees of freedom: {variances.freedom_of_seeds}), {residual} of each setting alone '
                          f'({variances.freedom}; Bartlett: p {equal}).')
     return ' '.join(texts)
 
@@ -265,8 +275,8 @@ def draw_density(found, file):
     figure = plotting.new_figure(2 * plotting.COLUMN)
     for axes, (name, (runs, _)) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
         recalls = points(runs, RECALL)
-        for setting in sorted({*runs} - {*FIXED}):
-            decay = np.mean([run.rows[-1][DENSITY] for run in runs[setting].values()])
+        names = sorted({*runs} - {*FIXED})
+        for setting, decay in zip(names, densities(runs, names), strict=True):
             recall = estimates.mean(recalls[setting])
             axes.plot(decay, recall, 'o', color=plotting.COLOURS[0])
             axes.annotate(setting, (decay, recall), xytext=(2, 2), textcoords='offset points', fontsize=5)

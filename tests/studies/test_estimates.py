@@ -49,8 +49,8 @@ def test_variances_of_a_balanced_table_are_those_of_the_analysis_of_variance():
     rests = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
     rest = np.square(rests).sum() / (3 * 4)
     found = estimates.variances(points, ['Untrained'])
-    assert found == pytest.approx((table.var(axis=1, ddof=1).mean() - rest, rest, 4, 12, 4))
-    assert found.mean_over_settings == pytest.approx(table.mean(axis=0).var(ddof=1))
+    assert found == pytest.approx((rest, 12, table.mean(axis=0).var(ddof=1), 4, 4))
+    assert found.seeds == pytest.approx(table.var(axis=1, ddof=1).mean() - rest)
     assert estimates.equal_variances(points, ['Untrained']) == pytest.approx(stats.bartlett(*rests).pvalue)
 
 
@@ -76,10 +76,10 @@ def test_intervals_hold_as_often_as_they_say(common):
     assert (abs(np.mean(held, axis=0) - .9) < .06).all()
 
 
-@pytest.mark.parametrize('n_seeds', [2, 3])
+@pytest.mark.parametrize('n_seeds', [2, 3, 4])
 @pytest.mark.parametrize('common', [0, .3])
 def test_intervals_that_hold_at_once_are_wide_enough_with_few_seeds(n_seeds, common):
-    """The mean over settings has n_seeds - 1 degrees of freedom, since their common part does not cancel out in it."""
+    """What does not cancel out has n_seeds - 1 degrees of freedom; a single one gives no interval."""
     random = np.random.default_rng(4)
     effects = np.arange(10.)
     level = estimates.simultaneous(23)
@@ -89,11 +89,58 @@ def test_intervals_that_hold_at_once_are_wide_enough_with_few_seeds(n_seeds, com
         mean = estimates.difference(points, range(10), [], level)
         spread = estimates.spread(points, range(6), level)
         one = estimates.difference(points, [0], [], level)
-        held.append([mean.low <= effects.mean() <= mean.high, spread.low <= np.std(effects[:6], ddof=1) <= spread.high,
-                     one.low <= 0 <= one.high])
+        held.append([mean.low <= effects.mean() <= mean.high, one.low <= 0 <= one.high,
+                     spread.low <= np.std(effects[:6], ddof=1) <= spread.high])
+    if n_seeds == 2:
+        assert math.isnan(mean.half) and math.isnan(one.half)
+        held = np.array(held)[:, 2:]
     assert (np.mean(held, axis=0) > .99).all()
-    of_seeds = np.mean([[*values.values()] for values in points.values()], axis=0)
-    assert mean.half == pytest.approx(stats.t.ppf((1 + level) / 2, n_seeds - 1) * stats.sem(of_seeds))
+    if n_seeds > 2:
+        of_seeds = np.mean([[*values.values()] for values in points.values()], axis=0)
+        t = stats.t.ppf((1 + level) / 2, n_seeds - 1)
+        assert mean.half == pytest.approx(t * stats.sem(of_seeds))
+        residual = estimates.variances(points).residual
+        assert one.half == pytest.approx(t * math.sqrt(of_seeds.var(ddof=1) / n_seeds + residual * .9 / n_seeds))
+
+
+def test_variances_that_seeds_do_not_tell_apart_are_unknown():
+    points = {'a': {2: 16.0, 3: 16.4, 4: 16.6}, 'b': {2: 15.0}, 'c': {3: 14.2}}
+    assert math.isnan(estimates.variances(points).residual)
+    assert math.isnan(estimates.difference(points, ['a'], ['b']).half)
+    assert math.isnan(estimates.spread(points, [*points]).half)
+
+
+def test_behind_the_best_has_the_widest_interval_of_all_differences_above_0():
+    points = drawn(np.random.default_rng(6), [0, 1, 1.1], 4, 1, .1)
+    level = 1 - .05 / 2
+    best, other = (estimates.difference(points, [name], [0], level) for name in (2, 1))
+    assert estimates.behind_the_best(points, 0, [0, 1, 2], .95) == pytest.approx(
+        [max(0, one, two) for one, two in zip(best, other, strict=True)])
+    own = estimates.behind_the_best(points, 2, [0, 1, 2], .95)
+    assert own[:2] == (0, 0) and 0 <= own.high < .3
+
+
+def test_the_interval_behind_the_best_holds_for_the_one_that_looks_best():
+    random = np.random.default_rng(4)
+    held = []
+    for _ in range(300):
+        points = drawn(random, [0, .1, .2, .2], 2, .3, .3)
+        chosen = max(points, key=lambda name: np.mean([*points[name].values()]))
+        found = estimates.behind_the_best(points, chosen, range(4), .9)
+        held.append(found.low <= .2 - min(.2, chosen / 10) <= found.high)
+    assert np.mean(held) > .88
+
+
+@pytest.mark.parametrize('n_seeds', [2, 3, 6])
+def test_the_interval_of_a_spread_has_equal_tails(n_seeds):
+    points = drawn(np.random.default_rng(7), [1, 1.1, 1.5], n_seeds, .1, .2)
+    found = estimates.variances(points)
+    spread = estimates.spread(points, [0, 1, 2], .9)
+    noise = found.residual / n_seeds
+    between = 2 * np.var([np.mean([*of.values()]) for of in points.values()], ddof=1) / noise
+    tail = stats.norm.sf(stats.t.ppf(.95, found.freedom))
+    assert stats.ncx2.cdf(between, 2, 2 * spread.high ** 2 / noise) == pytest.approx(tail, rel=1e-3)
+    assert spread.low == 0 or stats.ncx2.sf(between, 2, 2 * spread.low ** 2 / noise) == pytest.approx(tail, rel=1e-3)
 
 
 def test_the_spread_leaves_out_that_of_the_seeds():
