@@ -69,14 +69,14 @@ def with_common_seeds(question, runs, classes):
              for setting, of_seeds in part.items()} for part in (runs, classes)]
 
 
-def points(runs, metric, split='test'):
+def points(runs, metric, split='test', settings=()):
     """
-    {setting: {(seed, whether 512 dimensions): points}} of a metric at the last epoch: one seed gives other initial
-    layers to settings of other dimensions.
+    {setting: {seed: points}} of a metric at the last epoch. settings: without them, all but those with 512 dimensions,
+    to which a seed gives another initial layer, so that their variance is another one.
     """
     column = Column(split, metric).name
-    return {setting: {(seed, setting.endswith('_512')): 100 * run.rows[-1][column] for seed, run in of_seeds.items()}
-            for setting, of_seeds in runs.items()}
+    settings = settings or [setting for setting in runs if not setting.endswith('_512') or setting in FIXED]
+    return {setting: {seed: 100 * run.rows[-1][column] for seed, run in runs[setting].items()} for setting in settings}
 
 
 def densities(runs, settings):
@@ -101,6 +101,12 @@ def lost_by_selection(runs, settings, metric):
 
 def effect(question, runs, metric, level):
     """The Estimate of a question's effect in a metric."""
+    if question.get('paired'):
+        tested = points(runs, metric, settings=settings_of(question))
+        pairs = {seed: np.mean([tested[setting][seed] for setting in question['one']])
+                 - np.mean([tested[setting][seed] for setting in question['other']])
+                 for seed in tested[question['one'][0]]}
+        return estimates.difference({'pairs': pairs}, ['pairs'], [], level)
     tested = points(runs, metric)
     if 'spread' in question:
         return estimates.spread(tested, question['spread'], level, FIXED)

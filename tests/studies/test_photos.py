@@ -143,16 +143,18 @@ def test_settings_are_compared_over_the_seeds_that_all_of_them_have(found):
     assert photos.with_common_seeds(question | {'one': ['Missing']}, runs, classes) is None
 
 
-def test_a_seed_gives_512_dimensions_other_initial_layers():
-    """Two effects of each seed: the difference has the variances of both means, and no interval from pairs."""
+def test_512_dimensions_are_compared_seed_by_seed_and_apart_from_other_settings():
+    """A seed gives them another initial layer, so that they have no part of its variance in common with 128."""
     random = np.random.default_rng(0)
-    small, large = random.normal(size=(2, 8))
-    runs = {f'{loss}{end}': {seed: Run([{'test_map_at_r': (effect[seed] + .1 * random.normal()) / 100}])
-                             for seed in range(8)}
-            for loss in 'abc' for end, effect in (('', small), ('_512', large))}
-    estimate = photos.effect({'one': ['a_512'], 'other': ['a']}, runs, 'map_at_r', .95)
-    expected = stats.t.ppf(.975, 14) * np.sqrt((small.var(ddof=1) + large.var(ddof=1)) / 8)
-    assert estimate.half == pytest.approx(expected, rel=.1)
+    table = random.normal(size=(2, 2, 5))
+    runs = {f'{loss}{end}': {seed: Run([{'test_map_at_r': value / 100}]) for seed, value in enumerate(values)}
+            for end, of_losses in zip(('', '_512'), table, strict=True)
+            for loss, values in zip('ab', of_losses, strict=True)}
+    estimate = photos.effect({'one': ['a_512', 'b_512'], 'other': ['a', 'b'], 'paired': True}, runs, 'map_at_r', .99)
+    small, large = table.mean(axis=1)
+    expected = stats.ttest_rel(large, small).confidence_interval(.99)
+    assert estimate[1:] == pytest.approx(expected) and estimate.mean == pytest.approx((large - small).mean())
+    assert {*photos.points(runs | {'Untrained_512': runs['a']}, 'map_at_r')} == {'a', 'b', 'Untrained_512'}
 
 
 def test_density_correlates_with_recall_in_these_rows(found):
