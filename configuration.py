@@ -129,7 +129,7 @@ def check_methods(opt):
 def recorded_flags(place):
     """
     The settings of a run folder, of the run that wrote a checkpoint file, or of an exported network. Settings of other
-    programs, whose flags do not exist, are left out, with a note. Raises UserError as without_removed().
+    programs, whose flags do not exist, are left out, with a note. Raises UserError as without_removed() does.
     """
     if Path(place).is_file() or published.is_folder(place):
         file = checkpoint.find(place)
@@ -186,9 +186,7 @@ def recorded_settings(opt):
 
 
 def checksums_of_files(settings):
-    """
-    {flag: checksum} of the existing files that the settings name, for the flags with the fact `file`.
-    """
+    """{flag: checksum} of the existing files that the settings name, for the flags with the fact `file`."""
     found = {name: run_folder.file_checksum(settings.get(name)) for name in parameters.flags_with('file')}
     return {name: checksum for name, checksum in found.items() if checksum}
 

@@ -133,7 +133,8 @@ def evaluate(opt, built, epoch):
 def train_epoch(opt, built, loader, epoch):
     """Trains one epoch; returns its scalars for the log. Raises RunFailed when a loss or gradient is not finite."""
     rank = processes.rank()                       # process 0 draws for the whole batch, the others for their parts
-    seed_everything(derive(opt.seed, epoch, rank) if rank else derive(opt.seed, epoch))
+    numbers = (opt.seed, epoch, rank) if rank else (opt.seed, epoch)
+    seed_everything(derive(*numbers))
     built.call('start_epoch', epoch)
     trace = Trace(epoch, built.skipped_in_a_row)
     batches = loader.epoch(epoch)
@@ -153,7 +154,7 @@ def train_epoch(opt, built, loader, epoch):
 
 def record(records, built, state, epoch, trained, evaluated):
     """Writes down an epoch: its row, the checkpoints, the summary."""
-    configuration.name_unread(records.opt, bool(trained), bool(evaluated))
+    configuration.name_unread(records.opt, epoch > 0, bool(evaluated))
     state.save(epoch, records.log(epoch, trained, evaluated), records.contents())
     records.summarise(state)
 

@@ -23,21 +23,7 @@ from datasets import DATASETS, image_list
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES
 from flags import command_line, help_texts, method_flags
-from flags.command_line import (
-    COUNT,
-    DEVICES,
-    FRACTION,
-    NOT_NEGATIVE,
-    POSITIVE,
-    POSITIVE_INT,
-    REAL,
-    SIDE,
-    Parser,
-    SizeOfImages,
-    new_group,
-    number,
-    yaml_mapping,
-)
+from flags.command_line import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, POSITIVE_INT, REAL, SIDE, new_group, number
 from utilities.errors import UserError
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
@@ -160,7 +146,7 @@ def data_parameters(parser):
         help='probability of filling a random rectangle of a training image with the mean colour; 0 means never')
     add('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear', embedding=True,
         help='interpolation with which images and crops are resized, in training and evaluation')
-    add('--eval_size', nargs='+', type=SIDE, action=SizeOfImages, metavar='PIXELS', embedding=True,
+    add('--eval_size', nargs='+', type=SIDE, action=command_line.SizeOfImages, metavar='PIXELS', embedding=True,
         help='size of the images in evaluation, as --input_size, which is the default')
     add('--eval_fit',
         choices={'crop': 'the centre of the image', 'stretch': 'the whole image, stretched to the size',
@@ -235,7 +221,7 @@ def network_parameters(parser):
         help='rank of the trained adapters (LoRA) in the attention layers of a ViT; 0 means no adapters')
     switch('--not_pretrained',
            help='start from random instead of pretrained weights')
-    add('--input_size', nargs='+', type=SIDE, action=SizeOfImages, metavar='PIXELS', embedding=True,
+    add('--input_size', nargs='+', type=SIDE, action=command_line.SizeOfImages, metavar='PIXELS', embedding=True,
         help='side of the square input images in pixels, or height and width; by default as the network expects')
     add('--input_mean', nargs='+', type=REAL, embedding=True,
         help='mean of the input images per channel, for values in [0, 1]; by default as the network expects')
@@ -279,7 +265,7 @@ def training_parameters(parser):
     add('--loss_decay', type=NOT_NEGATIVE, default=0.0,
         help='weight decay of the parameters of the loss')
     kind = {'type': optimization.optimizer_name, 'names': optimization.OPTIMIZERS, 'metavar': 'NAME'}
-    own = {'nargs': '*', 'type': yaml_mapping, 'default': [], 'metavar': 'YAML'}
+    own = {'nargs': '*', 'type': command_line.yaml_mapping, 'default': [], 'metavar': 'YAML'}
     add('--optim', default='adam', **kind, help='optimizer of torch.optim')
     add('--optim_args', arguments_of='optim', **own,
         help="arguments of --optim that have no flag, as YAML, such as '{betas: [0.9, 0.99]}' or '{nesterov: true}'")
@@ -335,7 +321,7 @@ def batch_mining_parameters(parser):
     add('--batch_mining', default='distance', common=True, names=BATCHMINERS,
         help='miner, also pml:NAME, a class of pytorch-metric-learning')
     add_methods(add, switch, 'miner_{}_', BATCHMINERS)
-    add('--miner_pml_args', of=['pml'], nargs='*', type=yaml_mapping, default=[], metavar='YAML',
+    add('--miner_pml_args', of=['pml'], nargs='*', type=command_line.yaml_mapping, default=[], metavar='YAML',
         arguments_of='batch_mining',
         help="arguments of pml:NAME as YAML, such as '{epsilon: 0.2}'; one mapping per such miner, or for all")
 
@@ -349,11 +335,12 @@ def loss_parameters(parser):
     for wrapper in (*criteria.wrapping.AROUND_A_LOSS, *criteria.wrapping.AROUND_THE_SUM):
         for name, values in method_flags.declared(wrapper, '').items():
             command_line.add_declared(add, switch, name, values)
-    add('--loss_pml_args', of=['pml'], nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
+    add('--loss_pml_args', of=['pml'], nargs='*', type=command_line.yaml_mapping, default=[], metavar='YAML',
+        arguments_of='loss',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1}'; one mapping per such loss, or for all")
     add('--loss_pml_lr', of=['pml'], type=REAL, default=-1.0,
         help='learning rate of the parameters of pml:NAME; a negative value means --lr')
-    add('--loss_torch_args', of=['torch'], nargs='*', type=yaml_mapping, default=[], metavar='YAML',
+    add('--loss_torch_args', of=['torch'], nargs='*', type=command_line.yaml_mapping, default=[], metavar='YAML',
         arguments_of='loss',
         help="arguments of torch:NAME as YAML, such as '{label_smoothing: 0.1}'; one mapping per such loss, or for all")
     add('--loss_torch_lr', of=['torch'], type=REAL, default=-1.0,
@@ -443,7 +430,7 @@ def machine_parameters(parser):
         help='train on from a trained network, its backbone and its embedding layer, in a new run')
     add('--weights', metavar='FILE', file=True,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
-    add('--device', choices=DEVICES, default='auto', help='device to compute on')
+    add('--device', choices=command_line.DEVICES, default='auto', help='device to compute on')
     add('--gpu', nargs='+', type=COUNT, default=[0], common=True,
         help='indices of NVIDIA GPUs, from 0; several train one run together, one process each')
     add('--kernels', type=COUNT, default=6, common=True,
@@ -459,8 +446,9 @@ def machine_parameters(parser):
 @functools.cache
 def build():
     """The parser of main.py, which nobody changes."""
-    parser = Parser(prog='main.py', usage='main.py [FLAG ...]', epilog=EPILOG,
-                    description='Trains an embedding network on some classes and evaluates it on unseen ones.')
+    parser = command_line.Parser(
+        prog='main.py', usage='main.py [FLAG ...]', epilog=EPILOG,
+        description='Trains an embedding network on some classes and evaluates it on unseen ones.')
     for add in (run_parameters, name_parameters, data_parameters, network_parameters, length_parameters,
                 training_parameters, batch_creation_parameters, batch_mining_parameters, loss_parameters,
                 evaluation_parameters, record_parameters, machine_parameters):

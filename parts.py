@@ -85,7 +85,9 @@ class Parts:
         for part, value in vars(self).items():
             for place, one in enumerate(value) if isinstance(value, list) else [(None, value)]:
                 log = getattr(one, 'log', None)
-                prefix = '' if part == 'criterion' else f'{part}_' if place is None else f'{part}_{place}_'
+                prefix = f'{part}_' if place is None else f'{part}_{place}_'
+                if part == 'criterion':
+                    prefix = ''
                 found |= {f'{prefix}{name}': scalar for name, scalar in (log if isinstance(log, dict) else {}).items()}
         return found
 

@@ -33,6 +33,8 @@ from utilities import device, exchange, processes, stopping
 from utilities.errors import UserError
 from utilities.randomness import derive, seeded
 
+OF_EVERY_RUN = {'loss', 'grad_norm', 'skipped_steps'}           # scalars that the step logs itself
+
 
 class TrainingStep:
     """
@@ -52,13 +54,13 @@ class TrainingStep:
         self.inputs = criteria.inputs(self.criterion)                # the inputs that the criterion asks for
         self.optimizers = [parts.optimizer, *parts.further_optimizers().values()]
         self.of_network = [*self.model.parameters()]
-        of_network = {*self.of_network}
+        in_network = {*self.of_network}
         of_criterion = {*self.criterion.parameters()}        # process 0 alone computes their gradients
         trained = [parameter for optimizer in self.optimizers for parameter in optimizer_parameters(optimizer)]
-        self.outside_network = [parameter for parameter in trained if parameter not in of_network]
+        self.outside_network = [parameter for parameter in trained if parameter not in in_network]
         self.outside_both = [parameter for parameter in self.outside_network if parameter not in of_criterion]
         self.of_step = types.SimpleNamespace()                       # values that the methods share within a step
-        # beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has its own graph,
+        # the model itself stays uncompiled, for its state dict and evaluation; each size of a piece has its own graph,
         # so that a resumed run computes with the same graphs
         self.network = torch.compile(self.model, dynamic=False) if opt.compile else self.model
         self.compiling = stopping.compiling if opt.compile else contextlib.nullcontext
@@ -73,8 +75,7 @@ class TrainingStep:
         indices: [B], its positions in the training set.
         step:    number of the step in the run, from 1.
 
-        Returns the embeddings [B, D] (zeros in processes other than process 0) and {name: scalar} for the
-        log.
+        Returns the embeddings [B, D] (zeros in processes other than process 0) and {name: scalar} for the log.
         """
         self.of_step = types.SimpleNamespace(number=step, size=len(labels), pieces=[], kept=None, shapes={}, counted={})
         labels = labels.to(self.opt.device, non_blocking=True)
@@ -112,8 +113,6 @@ class TrainingStep:
         costly = {name: torch.cat([of_piece[name] for of_piece in found]) for name in found[0]}
         own = torch.cat([rows.detach(), *(output.flatten(1) for output in costly.values())], dim=1)
         whole = exchange.gathered(own[:part.stop - part.start], self.of_step.size)       # without the dummy image
-        if whole is None:
-            whole = own.new_zeros(self.of_step.size, own.shape[1])
         shapes = self.of_step.shapes
         outputs = split_columns(whole, shapes | {name: output.shape[1:] for name, output in costly.items()})
         return outputs | {name: outputs[name].requires_grad_() for name in shapes}
@@ -158,7 +157,8 @@ class TrainingStep:
             self.of_step.counted = hard_pairs(outputs['batch'], more['labels'])
         batch_mining.note_batch(self.miner, **more)
         with device.full_float32(), batch_norm.used_by_one(self.model.f_embed):
-            return self.criterion(**outputs, f_embed=self.model.f_embed, **more)
+            loss = self.criterion(**outputs, f_embed=self.model.f_embed, **more)
+        return loss.to(outputs['batch'].dtype)                 # as in the other processes
 
     def backward(self, loss, outputs):
         """
@@ -176,7 +176,7 @@ class TrainingStep:
         gradient = torch.cat([gradient_or_zeros(output).flatten(1) for output in outputs], dim=1)
         size = self.of_step.size
         part = exchange.part(size)
-        gradient = exchange.returned(gradient, gradient[part], size)
+        gradient = exchange.returned(gradient, size)
         sizes = [len(piece) for piece, _ in self.of_step.pieces]
         gradient = F.pad(gradient, (0, 0, 0, sum(sizes) - len(gradient)))             # a dummy image gets zeros
         layers = batch_norm.training_layers(self.model)
@@ -193,8 +193,7 @@ class TrainingStep:
         """
         Sums the gradients over the processes, clips them, takes the optimizers' steps, and sets the gradients to None:
         what has a gradient between two steps is being accumulated, and is saved. Returns the scalars for the log, with
-        the norm of the gradients before clipping. With --amp float16, a step is skipped if a gradient is not
-        finite.
+        the norm of the gradients before clipping. With --amp float16, a step is skipped if a gradient is not finite.
         """
         loss = loss.detach().clone()
         gradients.add_up(self.of_network + self.outside_both, loss)
@@ -208,7 +207,10 @@ class TrainingStep:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         skipped = {'skipped_steps': ~norm.isfinite()} if self.scaler.is_enabled() else {}
-        return {'loss': loss, **self.parts.log(), **self.of_step.counted, 'grad_norm': norm} | skipped
+        logged = self.parts.log()
+        for name in OF_EVERY_RUN & logged.keys():
+            raise UserError(f'self.log of the loss: every run logs a scalar {name} of its own; choose another name')
+        return {'loss': loss, **logged, **self.of_step.counted, 'grad_norm': norm} | skipped
 
 
 def split_columns(whole, shapes):

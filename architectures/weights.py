@@ -23,8 +23,7 @@ def load(opt, name, backbone):
 
     The weights must contain every parameter of the network, and nothing else except a classifier, which is ignored.
     If their names have a prefix, it is dropped, with a note. If they do not fit, the network's library may convert
-    them, from other names or another number of patches. Raises UserError if the weights are not available or do not
-    fit.
+    them, from other names or another number of patches. Raises UserError if they are not available or do not fit.
     """
     keys = ''
     if opt.weights:

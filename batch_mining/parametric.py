@@ -146,9 +146,7 @@ def sample_uniform(mask):
 
 
 class Policy(torch.nn.Module):
-    """
-    State [S] -> log-probabilities [A, K] of each bin's actions, and the value of the state, a scalar.
-    """
+    """State [S] -> log-probabilities [A, K] of each bin's actions, and the value of the state, a scalar."""
 
     def __init__(self, n_state, n_actions, n_bins, hidden):
         super().__init__()

@@ -69,8 +69,7 @@ def dr_multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=50.0, marg
         neg_weight: β, the sharpness of the push on negative pairs.
         margin:     ε of the pair mining, a cosine; 2 or more means no mining.
         thresh:     λ, the cosine that separates positive from negative pairs.
-        gamma:      γ, weight of cos(x_n − x_i, x_h − x_i), subtracted from the similarity of a negative; h: the hardest
-                    positive.
+        gamma:      weight γ of cos(x_n − x_i, x_h − x_i), subtracted from a negative's similarity; h: hardest positive.
 
     Returns: scalar, the mean over all B anchors; an anchor without a positive or a negative adds 0.
 

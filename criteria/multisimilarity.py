@@ -5,8 +5,7 @@ Eq. 11, 12 and 15.
 
 Differs: The mean is over the whole batch, as in the authors' code; Roth et al. divide by the number of anchors that the
 mining keeps. An anchor without a positive or without a negative adds 0; in pytorch-metric-learning, its other
-pairs count. The authors' code leaves out positives with a similarity of 1, and so duplicates. The paper has β 50 and λ
-1.
+pairs count. The authors' code leaves out positives with a similarity of 1, and so duplicates. The paper: β 50, λ 1.
 """
 import torch
 import torch.nn.functional as F

@@ -3,8 +3,7 @@
 N-pair loss. Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NIPS 2016, section 3.
 
 Differs: By default all samples of other classes are negatives, as in Roth et al., ICML 2020;
-`--loss_npair_negatives pairs` takes the paper's. The regulariser is the mean norm; in the paper it is the mean squared
-norm.
+`--loss_npair_negatives pairs` takes the paper's. The regulariser is the mean norm, the paper's the mean squared norm.
 """
 import torch
 import torch.nn.functional as F

@@ -3,8 +3,7 @@
 ProxyNCA, without the positive proxy in the denominator, as in the paper. Movshovitz-Attias et al., ICCV 2017,
 https://arxiv.org/abs/1703.07464, Eq. 4.
 
-Differs: pytorch-metric-learning's ProxyNCALoss has the positive proxy in the denominator; that loss is `proxynca_pp`
-here.
+Differs: pytorch-metric-learning's ProxyNCALoss, here `proxynca_pp`, has the positive proxy in the denominator.
 """
 import torch
 import torch.nn.functional as F

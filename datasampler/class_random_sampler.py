@@ -82,8 +82,7 @@ def seed_of_epoch(seed, epoch):
 def chunks_of_permutations(n, k, generator):
     """
     Yields, without end, k <= n distinct integers from 0 to n - 1, int64 [k]: consecutive chunks of one random
-    permutation after another. A chunk that spans two permutations skips numbers of the second that it
-    already contains.
+    permutation after another. A chunk that spans two permutations skips numbers of the second that it already contains.
     """
     remaining = torch.empty(0, dtype=torch.int64)
     while True:

@@ -119,8 +119,7 @@ def market_table(folder):
 def nested(folder):
     """
     The table of a folder of super-class folders, on one level or more, that contain class folders. The name of a class
-    or super-class is its path below `folder`. Hidden folders are left out. Raises UserError if classes are at different
-    depths.
+    or super-class is its path below `folder`. Hidden folders are left out. Raises UserError if class depths differ.
     """
     walked = []
     paths = []

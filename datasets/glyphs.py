@@ -3,8 +3,7 @@ Glyphs: letters of five scripts, rendered from the fonts that come with matplotl
 
 Each class is one letter shape (Latin A, Greek Alpha and Cyrillic A are one class) with 20 images. They use all fonts
 that contain the letter (sans, serif and mono, upright and oblique, regular and bold), with random rotation, shear,
-scale, stroke width and noise. The images, PNG files of 40 x 40 pixels, are rendered once and kept in the user's cache
-folder.
+scale, stroke width and noise. The images, PNG files of 40 x 40 pixels, are rendered once and kept in the cache folder.
 """
 import hashlib
 import tempfile

@@ -127,9 +127,7 @@ def write_embeddings(opt, model, data, file):
 
 
 def embed_splits(opt, model, data, splits, criterion=None):
-    """
-    {split: Embedded} of `splits`, and of the training split if it is in the gallery or --pca is fitted on it.
-    """
+    """{split: Embedded} of `splits`, and of the training split if it is in the gallery or --pca is fitted on it."""
     wanted = {*splits}
     if opt.eval_reference != 'self' or opt.pca:
         wanted.add('train')

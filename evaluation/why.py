@@ -4,8 +4,7 @@ Visualizing Deep Similarity Networks, WACV 2019.
 
 If the embedding is a linear function of the average of the feature maps, the cosine is a sum over places. Otherwise
 (gem and max pooling, hidden layers) a place adds its features times the gradient of the cosine, with the norm of the
-embedding as a constant. What no place adds, such as a bias, is divided equally, so that a map always sums to the
-cosine.
+embedding as a constant. What no place adds, such as a bias, is divided equally, so that a map sums to the cosine.
 """
 import torch
 

@@ -114,8 +114,8 @@ def check_arguments(opt):
 
 def adapted(optimizer, state):
     """
-    The state in the memory layouts of this optimizer's parameters. A setting is that of the state, since training may
-    have changed it, unless it is OF_RUN, or the flags now give another value than they gave then. Raises ValueError as
+    The state in the memory layouts of this optimizer's parameters. Settings are taken from the state, since training
+    may have changed them, except those in OF_RUN and those whose flags have changed since. Raises ValueError as
     require_kind() does.
     """
     require_kind(optimizer, state)

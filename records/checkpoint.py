@@ -153,7 +153,7 @@ class Checkpoint:
         self.next_epoch = states['epoch'] + 1
 
     def patience_is_over(self, patience):
-        """Whether the best validation score is from more than `patience` epochs before the last evaluation."""
+        """Whether more than `patience` epochs lie between the best validation score and the last evaluation."""
         best = self.best.get(columns.Column('val', self.metrics[0]).name)
         return processes.run_on_rank_zero(
             lambda: bool(patience and best and self.row['epoch'] - best['epoch'] > patience))
@@ -193,8 +193,7 @@ def origin(folder, description):
 def note_changed_data(place, states, description):
     """
     Prints how the data, described by datasets.select, differ from the data of the run that wrote a run folder or
-    checkpoint file with these `states`. Nothing is printed for exported weights, which do not tell the data of their
-    run.
+    checkpoint file with these `states`. Nothing is printed for exported weights, which do not tell their data.
     """
     file = find(place).with_name('config.yaml')
     if 'split_hash' not in states and file.is_file():        # a checkpoint of an earlier version

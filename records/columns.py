@@ -72,15 +72,15 @@ def has_split(name):
     return name.partition('_')[0] in SPLITS
 
 
-def asked_for(metric, split='test'):
+def asked_for(metric):
     """
     The name in log.csv of a metric as a user gives it: unchanged if it begins with a split, or with EMA and a split,
-    else with `split` in front.
+    else with `test_` in front.
 
-    >>> asked_for('parent_nmi'), asked_for('train_nmi'), asked_for('nmi', 'val'), asked_for('ema_val_nmi')
-    ('test_parent_nmi', 'train_nmi', 'val_nmi', 'ema_val_nmi')
+    >>> asked_for('parent_nmi'), asked_for('train_nmi'), asked_for('ema_val_nmi')
+    ('test_parent_nmi', 'train_nmi', 'ema_val_nmi')
     """
-    return metric if has_split(metric.removeprefix(EMA)) else f'{split}_{metric}'
+    return metric if has_split(metric.removeprefix(EMA)) else f'test_{metric}'
 
 
 def step_mean_column(name):

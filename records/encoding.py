@@ -57,8 +57,6 @@ def is_tensor(value):
 
 def container_kind(value):
     """The name in CONTAINERS of a container's class or base class; None for other values."""
-    if type(value) in CONTAINERS.values():
-        return type(value).__name__
     return next((name for name, kind in CONTAINERS.items() if isinstance(value, kind)), None)
 
 
@@ -290,7 +288,8 @@ class Reader:
 
     def container(self, kind, number, present, content, maxlen=None):
         if kind in (tuple, frozenset):
-            return kind(map(self.decode, content))
+            make = getattr(present, '_make', kind)            # of a namedtuple
+            return make(map(self.decode, content))
         if not isinstance(present, kind):
             present = kind([], maxlen) if kind is collections.deque else kind()
         self.made[number] = present                           # it may contain itself

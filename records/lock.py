@@ -31,6 +31,7 @@ def held(folder, waiting=None):
         yield
         return
     path = Path(folder) / NAME
+    unlocked = None
     try:
         file, holder = acquire(path)
         while holder and waiting is not None:
@@ -40,7 +41,9 @@ def held(folder, waiting=None):
             stopping.sleep(stopping.POLL)
             file, holder = acquire(path)
     except OSError as error:
-        note_unlocked(folder, error.strerror or error)
+        unlocked = error.strerror or error
+    if unlocked:                                             # outside of `except`: no context of errors in the block
+        note_unlocked(folder, unlocked)
         yield
         return
     if holder:

@@ -196,12 +196,13 @@ def write_yaml(file, content):
 
 def without_secrets(arguments, secrets):
     """The command line's arguments without the flags named in `secrets` and their values."""
+    flags = {f'--{name}' for name in secrets}
     kept = []
     is_value = False                                         # whether a word is the value of the flag before it
     for argument in arguments:
         if is_value:
             is_value = False
-        elif argument.split('=')[0].removeprefix('--') in secrets:
+        elif argument.split('=')[0] in flags:
             is_value = '=' not in argument
         else:
             kept.append(argument)

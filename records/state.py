@@ -13,21 +13,8 @@ import weakref
 import numpy as np
 import torch
 
-from records.encoding import (
-    BY_STATE_DICT,
-    PLAIN,
-    Reader,
-    Unsaveable,
-    Writer,
-    container_kind,
-    digest,
-    has_attributes,
-    is_left_out,
-    is_plain,
-    is_tensor,
-    memory,
-    parts,
-)
+from records import encoding
+from records.encoding import BY_STATE_DICT, PLAIN, Reader, Unsaveable, Writer, is_plain, is_tensor
 from utilities import exchange, processes
 
 LEFT_OUT = {'log', 'of_step'}                     # attributes that hold nothing beyond a step
@@ -49,8 +36,8 @@ class State:
               criterion.queue[0]; '' is `built` itself.
     as_built: {place: {name: text that identifies the attribute's value when the run was built, by fingerprint()}}.
     constant: {(place, name): the value itself} of those with an immutable value.
-    changed:  (place, name) of the attributes whose values have differed from it. They are saved from then on; only
-              plain values are compared again.
+    changed:  (place, name) of the attributes whose values have differed from those as built. They are saved from then
+              on; only plain values are compared again.
     """
 
     def __init__(self, built, stored, device):
@@ -107,15 +94,14 @@ class State:
     def by_memory(self):
         """
         The argument `stored` of a Writer: {memory of a tensor: (its place, the tensor)} of the tensors in state dicts.
-        Tensors that were registered or changed in shape during training are left out, since they are saved as
-        attributes.
+        Tensors that were registered or changed in shape during training are left out: they are saved as attributes.
         """
         found = {}
         for place, tensor in self.stored_tensors().items():
             owner, _, name = place.rpartition('.')
             is_late = self.as_built and self.as_built[owner].get(name) != form_of(tensor)
             if tensor.numel() and not is_late:
-                found.setdefault(memory(tensor), (('at', place), tensor))
+                found.setdefault(encoding.memory(tensor), (('at', place), tensor))
         return found
 
     def fingerprint(self, thing, name, value, by_memory):
@@ -126,8 +112,8 @@ class State:
         if self.is_stored(thing, name) or self.is_always_saved(thing, name):
             return form_of(value)
         if type(value) in PLAIN:
-            return digest(value)
-        return form_of(value) + digest(Writer(self.place_of, by_memory, compares=True).encode(value))
+            return encoding.digest(value)
+        return form_of(value) + encoding.digest(Writer(self.place_of, by_memory, compares=True).encode(value))
 
     # Saving
 
@@ -169,7 +155,7 @@ class State:
                     writer.forget(n_encoded)
                     self.note(joined(place, name), error)
                     continue
-                n_bytes = sum(part.nbytes for part in parts(found[name]) if isinstance(part, torch.Tensor))
+                n_bytes = sum(part.nbytes for part in encoding.parts(found[name]) if isinstance(part, torch.Tensor))
                 if n_bytes > LARGE:
                     self.note(joined(place, name), f'has {n_bytes / 1e6:,.0f} MB, which every checkpoint holds; if '
                                                    'only one step needs it, keep it in a local variable')
@@ -184,7 +170,7 @@ class State:
     def has_changed(self, place, thing, name, value, by_memory):
         if self.constant.get((place, name), self) is value:   # most of them, by far
             return False
-        if self.place_of(value) is None and is_left_out(value):
+        if self.place_of(value) is None and encoding.is_left_out(value):
             return False                                      # such as a function, which the resumed run has, too
         if (place, name) in self.changed and type(value) not in PLAIN or self.is_always_saved(thing, name):
             return True
@@ -307,10 +293,10 @@ def reached(built, stored=()):
         if type(value) in PLAIN or id(value) in places:
             continue
         places[id(value)] = reference(value), place
-        if container_kind(value):
+        if encoding.container_kind(value):
             pairs = value.items() if isinstance(value, dict) else enumerate(value)
             queue.extend((f'{place}[{key!r}]', part) for key, part in pairs)
-        if has_attributes(value) and (is_module(value) or id(value) not in stored):
+        if encoding.has_attributes(value) and (is_module(value) or id(value) not in stored):
             objects[place] = value
             if not isinstance(value, BY_STATE_DICT):          # their state dicts are made anew each time
                 queue.extend((joined(place, name), part) for name, part in attributes(value, place).items())

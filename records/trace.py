@@ -62,24 +62,18 @@ class Trace:
             self.values.setdefault(name, []).extend(column)
         self.pending = []
 
-    def mean(self, name):
-        return self.total(name) / len(self.values[name])
-
-    def total(self, name):
-        self.copy_to_cpu()
-        return sum(self.values[name])
-
     def summary(self):
         """
         {'train_<name>': mean over the steps that have it}, and the fraction of active tuples where tuples are counted.
         For skipped_steps it is their number, and grad_norm is averaged over the other steps.
         """
         self.copy_to_cpu()
-        means = {f'train_{name}': self.mean(name) for name in self.values if self.values[name]}
-        if 'skipped_steps' in self.values:
-            means['train_skipped_steps'] = self.total('skipped_steps')
-        if 'active_tuples' in self.values:
-            means['train_active_share'] = self.total('active_tuples') / max(1, self.total('tuples'))
+        sums = {name: sum(values) for name, values in self.values.items()}
+        means = {f'train_{name}': sums[name] / len(values) for name, values in self.values.items() if values}
+        if 'skipped_steps' in sums:
+            means['train_skipped_steps'] = sums['skipped_steps']
+        if 'active_tuples' in sums:
+            means['train_active_share'] = sums['active_tuples'] / max(1, sums['tuples'])
         return means
 
 

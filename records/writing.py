@@ -31,7 +31,7 @@ class Records:
         self.backends = []
         self.rows = recorded['rows'] if recorded else []     # in every process
         self.spectra = recorded['spectra'] if recorded else []
-        # the others wait: one that fails removes the folder of a run that has not trained
+        # the others wait here: one that failed now would remove the folder of a run that has not trained
         processes.run_on_rank_zero(self.open, settings, start)
 
     def open(self, settings, start):

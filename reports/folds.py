@@ -18,8 +18,7 @@ OF_A_MEMBER = groups.OF_A_SEED | parameters.may_differ() | {'fold', 'group'}
 @dataclass
 class Member:
     """
-    A run with its best epoch by validation. classes: {split: {class: number of images}}; test: the hash of the test
-    classes.
+    A run with its best epoch by validation. classes: {split: {class: number of images}}; test: the test classes' hash.
     """
     run: reading.Run
     config: dict

@@ -10,6 +10,7 @@ import parts
 from architectures import depth
 from records import checkpoint
 from tests.helpers import assert_resumes_exactly, folder_of, kept_by
+from training_step import TrainingStep
 
 FEW = ['--iterations_per_epoch', '2', '--evaluation_metrics', 'e_recall@1', '--loss', 'triplet', '--batch_mining',
        'semihard']
@@ -143,20 +144,35 @@ def test_a_sampler_may_ask_for_the_criterion(quick, run, monkeypatch):
     assert [type(criterion) for criterion in given] == [TRIPLET]
 
 
-@pytest.mark.parametrize('value, shape', [(torch.ones(3), '[3]'), (np.ones((2, 1)), '[2, 1]')])
-def test_what_is_no_scalar_in_the_log_is_named(value, shape, quick, run, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize('name, value, words', [
+    ('spread', torch.ones(3), 'a loss or miner: spread is a value of the shape [3]; expected'),
+    ('spread', np.ones((2, 1)), 'a loss or miner: spread is a value of the shape [2, 1]; expected'),
+    ('loss', 1., 'the loss: every run logs a scalar loss of its own; choose another name')])
+def test_what_cannot_be_in_the_log_is_named(name, value, words, quick, run, tmp_path, monkeypatch, capsys):
     forward = TRIPLET.forward
 
     def logging(self, batch, labels, **kwargs):
         loss = forward(self, batch, labels, **kwargs)
-        self.log['spread'] = value
+        self.log[name] = value
         return loss
 
     monkeypatch.setattr(TRIPLET, 'forward', logging)
     assert run(*quick, *FEW) == 2
     error = capsys.readouterr().err
-    assert f'self.log of a loss or miner: spread is a value of the shape {shape}; expected' in error
-    assert 'Traceback' not in error
+    assert f'self.log of {words}' in error and 'Traceback' not in error
+
+
+def test_a_loss_in_float64_has_the_type_of_the_zeros_of_the_other_processes(quick, run, monkeypatch):
+    forward, backward = TRIPLET.forward, TrainingStep.backward
+    types = set()
+
+    def noting(self, loss, outputs):
+        types.add(loss.dtype)
+        backward(self, loss, outputs)
+
+    monkeypatch.setattr(TRIPLET, 'forward', lambda *given, **named: forward(*given, **named).double())
+    monkeypatch.setattr(TrainingStep, 'backward', noting)
+    assert run(*quick, *FEW) == 0 and types == {torch.float32}
 
 
 class Inside(torch.nn.Module):

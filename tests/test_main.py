@@ -285,6 +285,13 @@ def test_a_note_on_flags_without_effect_goes_to_standard_error_and_the_run_goes_
     assert run('--reproduce', folder_of(tmp_path)) == 0 and 'without effect' not in capsys.readouterr().err
 
 
+def test_a_scalar_of_an_epochs_record_does_not_mean_that_the_epoch_has_trained(quick, run, monkeypatch, capsys):
+    record = main.record
+    monkeypatch.setattr(main, 'record', lambda records, built, state, epoch, trained, evaluated: record(
+        records, built, state, epoch, trained | {'own/scalar': 1.}, evaluated))
+    assert run(*quick, '--n_epochs', '1', '--clip_grad', '1') == 0 and 'without effect' not in capsys.readouterr().err
+
+
 def without(arguments, *flags):
     """The arguments without these flags, of one value each."""
     places = {arguments.index(flag) + step for flag in flags for step in (0, 1)}

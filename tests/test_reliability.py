@@ -276,6 +276,9 @@ def test_without_locks_there_is_a_note(half, resume, monkeypatch):
     monkeypatch.setattr(lock.fcntl, 'lockf', refuse)
     code, out, _ = resume(half)
     assert code == 0 and f'Note: {half} cannot be locked (No locks available)' in out
+    with pytest.raises(ValueError) as raised, lock.held(half):
+        raise ValueError
+    assert raised.value.__context__ is None
 
 
 def test_temporary_files_of_a_killed_process_are_removed(half, resume):

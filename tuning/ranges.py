@@ -4,13 +4,8 @@ import json
 import math
 
 import numpy as np
-from optuna.distributions import (
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-    distribution_to_json,
-    json_to_distribution,
-)
+from optuna import distributions
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 import parameters
 import parts
@@ -168,14 +163,14 @@ def suggest(trial, tuned):
 
 def stored(distribution):
     """A distribution as it is kept in the study: plain values of JSON."""
-    return json.loads(distribution_to_json(distribution))
+    return json.loads(distributions.distribution_to_json(distribution))
 
 
 def range_text(distribution):
     """A stored distribution, or None, as it is written after --tune."""
     if distribution is None:
         return 'nothing'
-    distribution = json_to_distribution(json.dumps(distribution))
+    distribution = distributions.json_to_distribution(json.dumps(distribution))
     if isinstance(distribution, CategoricalDistribution):
         return ','.join(distribution.choices)
     words = [str(distribution.low), str(distribution.high), *(['log'] if distribution.log else [])]

@@ -16,8 +16,8 @@ import torch
 from utilities import processes, stopping
 from utilities.errors import UserError
 
-# PyTorch's settings on NVIDIA GPUs. Their fp32_precision can always be read; the older allow_tf32 only in programs that
-# set nothing, or allow_tf32 itself.
+# PyTorch's settings on NVIDIA GPUs. fp32_precision can always be read; allow_tf32, the older setting, raises
+# RuntimeError in a program that has set fp32_precision.
 SETTINGS = torch.backends.cudnn.conv, torch.backends.cuda.matmul, torch.backends.cudnn.rnn
 TF32 = tuple(setting.fp32_precision == 'tf32' for setting in SETTINGS[:2])       # whether TF32 is used by default
 TRIM_THRESHOLD = -1
@@ -85,7 +85,7 @@ def set_arithmetic(opt):
 
 def set_tf32(of_convolutions, of_products):
     """Whether NVIDIA GPUs compute float32 convolutions, and products of matrices, in TF32."""
-    # these set fp32_precision as well, and torch.compile reads both
+    # these settings also set fp32_precision; torch.compile reads both
     torch.backends.cudnn.allow_tf32 = of_convolutions
     torch.backends.cuda.matmul.allow_tf32 = of_products
 

@@ -19,20 +19,20 @@ def part(n):
 
 
 def gathered(own, n):
-    """own: the rows of the part of this process, [b, W]. Returns all rows, [n, W], in process 0, and None elsewhere."""
+    """own: the rows of the part of this process, [b, W]. Returns all rows, [n, W], in process 0, zeros elsewhere."""
     if processes.count() == 1:
         return own
     rows = own.new_zeros(n, own.shape[1])
     rows[part(n)] = own
     dist.reduce(rows, dst=0)                                          # each row is that of one process, plus zeros
-    return rows if processes.is_main() else None
+    return rows if processes.is_main() else rows.zero_()
 
 
-def returned(whole, own, n):
-    """The inverse of gathered: the rows [b, W] of `whole`, [n, W] in process 0, that belong to this process."""
+def returned(whole, n):
+    """The inverse of gathered: the rows [b, W] of process 0's `whole`, [n, W], that belong to this process."""
     if processes.count() == 1:
         return whole
-    rows = whole.contiguous() if processes.is_main() else own.new_empty(n, own.shape[1])
+    rows = whole.contiguous()
     dist.broadcast(rows, src=0)
     return rows[part(n)]
 

@@ -26,8 +26,7 @@ BLOCK = 4096                                                 # bytes that are wr
 def atomic(path):
     """
     Yields a temporary path with the suffix of `path`, in the same folder. It is renamed to `path` if the block ends
-    without an exception. The target of a link is replaced, and not the link; into a pipe or a device, the content is
-    written.
+    without an exception. The target of a link is replaced, and not the link; pipes and devices are written into.
 
     Raises UserError if `path` is a folder or a disk, and Unwritable where the disk is full or refuses access.
     """

@@ -121,7 +121,7 @@ def build(kind, name, given, flag, known=None):
         raise UserError(f'{flag} {PML}{name}: {reason(error)}; its arguments are set with {NAMES[flag]}') from None
 
 
-def helper(value, flag, known=None):
+def helper(value, flag, known):
     """{ClassName: {argument: value}} -> an instance of that class; other values are returned. known: as in build()."""
     if isinstance(value, dict) and len(value) == 1:
         (name, inner), = value.items()

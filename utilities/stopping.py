@@ -23,7 +23,7 @@ requested = False                              # whether to stop; other code may
 asked_at = 0.0                                 # the time of the first request
 immediate = False                              # whether a signal ends the process at once
 owner = None                                   # the process that is to stop; data workers inherit the handler
-parent = None                                  # the process that had started it, at the first install()
+parent = None                                  # the parent of that process, at its first install()
 
 
 def begin(script):

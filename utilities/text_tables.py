@@ -3,8 +3,7 @@
 
 def aligned(rows, left=(0,)):
     """
-    Aligns the columns of rows of texts, equally long: columns with an index in `left` to the left, the others to the
-    right.
+    Aligns the columns of rows of texts, equally long: those with an index in `left` to the left, others to the right.
 
     >>> print(aligned([['code', 'bytes'], ['float32', '512']]))
     code     bytes

@@ -24,6 +24,7 @@ FORMS = {
     'set': lambda part, n: part.seen.add((n, 'x')),
     'deque': lambda part, n: part.queue.append(torch.tensor([n])),
     'new deque': lambda part, n: setattr(part, 'kept', collections.deque(range(n), maxlen=2)),
+    'in a named tuple': lambda part, n: part.pair.queue.append(n),
     'dict': lambda part, n: part.table.update({n: {'mean': torch.tensor(n / 3), (n, 1): None}}),
     'ordered dict': lambda part, n: setattr(part, 'kept', collections.OrderedDict(b=n, a=2)),
     'counter': lambda part, n: part.counter.update([n]),
@@ -45,6 +46,9 @@ FORMS = {
 }
 
 
+Pair = collections.namedtuple('Pair', 'queue n')
+
+
 class Inner:
     def __init__(self):
         self.total = 0
@@ -64,6 +68,7 @@ class Part:
         self.items = []
         self.seen = set()
         self.queue = collections.deque(maxlen=3)
+        self.pair = Pair([], 0)
         self.table = {}
         self.counts = collections.defaultdict(list)
         self.counter = collections.Counter()
