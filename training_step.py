@@ -209,7 +209,7 @@ class TrainingStep:
         skipped = {'skipped_steps': ~norm.isfinite()} if self.scaler.is_enabled() else {}
         logged = self.parts.log()
         for name in OF_EVERY_RUN & logged.keys():
-            raise UserError(f'self.log of the loss: every run logs a scalar {name} of its own; choose another name')
+            raise UserError(f'self.log of the loss: {name} is a scalar that the run logs itself; choose another name')
         return {'loss': loss, **logged, **self.of_step.counted, 'grad_norm': norm} | skipped
 
 

@@ -162,7 +162,7 @@ def upright(image):
 def in_8_bits(image):
     """
     A loaded PIL image of more than 8 bits per channel -> the image in 8 bits. White is 65,535, or 1 in floats; of
-    integers, the upper bytes are kept, also of the colour that is transparent. Raises ValueError for other values.
+    integers, the upper bytes are kept, also of the transparent colour. Raises ValueError for values out of this range.
     """
     clear = image.info.get('transparency')
     if image.mode[0] in 'IF':

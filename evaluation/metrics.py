@@ -170,7 +170,7 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
         n_bootstrap: number of resamples of the classes for an interval of each retrieval metric; 0: no intervals.
         draws:       None, or (n, size): the metrics of ranks are means over n random galleries of `size` images of each
                      class, with the other images as queries; their standard deviations have columns.deviation names.
-        search:      the Search with which retrieval metrics rank: neighbours.Search, or a re-ranking like it.
+        search:      the Search that ranks for retrieval metrics: neighbours.Search, or a re-ranking with its arguments.
 
     Returns: {metric: float, or array for rho_spectrum@0}, and with n_bootstrap the ends of the intervals, named by
     columns.interval. Queries without a positive are left out of the retrieval metrics; a metric without any query is

@@ -193,7 +193,7 @@ def origin(folder, description):
 def note_changed_data(place, states, description):
     """
     Prints how the data, described by datasets.select, differ from the data of the run that wrote a run folder or
-    checkpoint file with these `states`. Nothing is printed for exported weights, which do not tell their data.
+    checkpoint file with these `states`. Nothing is printed for exported weights, which do not record their data.
     """
     file = find(place).with_name('config.yaml')
     if 'split_hash' not in states and file.is_file():        # a checkpoint of an earlier version

@@ -42,7 +42,7 @@ def held(folder, waiting=None):
             file, holder = acquire(path)
     except OSError as error:
         unlocked = error.strerror or error
-    if unlocked:                                             # outside of `except`: no context of errors in the block
+    if unlocked:                     # after `except`: else it would be the context of errors in the block
         note_unlocked(folder, unlocked)
         yield
         return

@@ -100,7 +100,7 @@ def paired_test(one, other):
     Two-sided p of the hypothesis that pairs of scores differ by 0 in the mean, and the test: ([n], [n]) -> (p, name).
 
     By the paired t-test. Where all differences are the same number, up to rounding, t is not defined: p is 1 if that
-    number is 0, else the sign test's, 2^(1 − n), which does not depend on the variance. Without two pairs, p is nan.
+    number is 0, else the sign test's, 2^(1 − n), which does not depend on the variance. With n < 2, p is nan.
 
     >>> paired_test([.5, .6, .7], [.5, .6, .7]), paired_test([.5, .6, .7], [.4, .5, .6])
     ((1.0, 'equal scores'), (0.25, 'sign test'))

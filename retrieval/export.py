@@ -1,5 +1,5 @@
 """
-Evaluate_Network.py RUN export: a trained network for other programs: a file that embeds, or a folder of weights.
+Evaluate_Network.py RUN export: a trained network for other programs, as a file that computes embeddings, or weights.
 """
 import contextlib
 import importlib.util

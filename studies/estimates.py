@@ -1,10 +1,10 @@
 """
 Effects in points with their intervals, and the one rule for answers.
 
-Points of a setting differ from seed to seed, partly as those of all settings do, since a seed fixes initial weights and
-batches. So points[setting][seed] are the sum of the setting's mean, a random effect of the seed, and a residual. Both
-variances are taken to be the same in all settings of a table and are estimated from all of them. Settings without
-randomness, named as `fixed`, are their means.
+Points of a setting differ from seed to seed. A part of that is common to all settings, since a seed fixes initial
+weights and batches. So points[setting][seed] is the sum of the setting's mean, a random effect of the seed, and a
+residual. Both variances are taken to be the same in all settings of a table and are estimated from all of them.
+Settings named as `fixed` have no randomness: their points are their means.
 """
 from typing import NamedTuple
 
@@ -43,9 +43,11 @@ def simultaneous(n):
 
 class Variances(NamedTuple):
     """
-    The unbiased estimates of the variance of the residual, and of that of the mean over the settings with the same
-    seed, each with its degrees of freedom: nan and 0 where they are not known. n_settings: the (average) number of
-    settings with one seed.
+    Unbiased estimates of variances, each with its degrees of freedom; nan and 0 where they are unknown.
+
+    residual, freedom:          of the residual.
+    of_means, freedom_of_seeds: of a seed's mean over the settings.
+    n_settings:                 the (average) number of settings per seed.
     """
     residual: float
     freedom: int
@@ -60,7 +62,7 @@ class Variances(NamedTuple):
 
 
 def residuals(points, fixed=()):
-    """({setting: residuals [n] of a fit of settings and seeds}, their degrees of freedom); of settings not `fixed`."""
+    """Fits settings and seeds to points not `fixed`: ({setting: residuals [n]}, the residuals' degrees of freedom)."""
     cells = [(setting, seed) for setting in points if setting not in fixed for seed in points[setting]]
     columns = [[cell[place] for cell in cells] for place in (0, 1)]
     design = np.hstack([np.array([[name == one for one in dict.fromkeys(column)] for name in column], float)
@@ -75,7 +77,7 @@ def residuals(points, fixed=()):
 def variances(points, fixed=()):
     """
     The Variances of {setting: {seed: points}}, by Henderson's method 3; in a single setting, all is residual. Unknown
-    where the seeds of several settings do not tell the two variances apart.
+    where several settings have too few seeds in common to tell the two variances apart.
     """
     random = [np.array([*of_seeds.values()]) for setting, of_seeds in points.items() if setting not in fixed]
     freedom_within = sum(len(values) - 1 for values in random)
@@ -92,7 +94,7 @@ def variances(points, fixed=()):
 
 
 def equal_variances(points, fixed=()):
-    """p of Bartlett's test of equal variances of the settings' residuals; nan for fewer than two with two seeds."""
+    """p of Bartlett's test of equal residual variances of the settings; nan unless two settings have two seeds."""
     found = [own for own in residuals(points, fixed)[0].values() if len(own) > 1 and np.ptp(own) > 0]
     return float(stats.bartlett(*found).pvalue) if len(found) > 1 else np.nan
 
@@ -103,8 +105,8 @@ def mean(of_seeds):
 
 def difference(points, one, other, level=LEVEL, fixed=()):
     """
-    The Estimate of the mean over the settings `one` minus the mean over the settings `other` ([]: none). Where the
-    effects of the seeds do not cancel out, Student's interval has their degrees of freedom, the fewer ones.
+    The Estimate of the mean over the settings `one` minus the mean over the settings `other` ([]: none). Student's
+    interval has the residual's degrees of freedom or, where effects of seeds do not cancel out, those of the seeds.
     """
     weights = dict.fromkeys(one, 1 / len(one))
     for name in other:
@@ -144,10 +146,10 @@ def behind_the_best(points, setting, settings, level=LEVEL, fixed=()):
 
 def spread(points, settings, level=LEVEL, fixed=()):
     """
-    The Estimate of the standard deviation over settings of what their means would be with infinitely many seeds, all
-    with the same seeds: the observed variance less the residual one. Were the latter known, the sum of squares between
-    the settings would have a noncentral chi-squared distribution. Since it is estimated, the interval has a higher
-    level: the one at which a normal interval is as wide as Student's at `level`.
+    The Estimate of the standard deviation, over settings, of their means over infinitely many seeds, the same for all
+    settings. Its square is the observed variance minus the residual one. Were the latter known, the sum of squares
+    between the settings would have a noncentral chi-squared distribution. Since it is estimated, the interval has a
+    higher level: the one at which a normal interval is as wide as Student's at `level`.
     """
     found = variances(points, fixed)
     observed = np.var([mean(points[setting]) for setting in settings], ddof=1)
@@ -160,7 +162,7 @@ def spread(points, settings, level=LEVEL, fixed=()):
     ratio = observed / noise
 
     def end(probability):
-        """The spread at which the observed variance, or one on its far side, has the probability `tail`; or 0."""
+        """The spread at which a variance as high (sf) or low (cdf) as observed has probability `tail`; 0 if none."""
         def excess(root):
             return probability(between * ratio, between, root ** 2 * between) - tail
         top = np.sqrt(ratio) + factor + 10

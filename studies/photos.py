@@ -56,8 +56,8 @@ def read(tier, rows=ROWS):
 
 def with_common_seeds(question, runs, classes):
     """
-    The runs and classes of read(), those of a question's settings with the seeds alone that all of these have, so that
-    what a seed gives to all settings cancels out in differences. None where there is no such seed.
+    The runs and classes of read(), in which the question's settings keep only the seeds that all of them have, so that
+    effects of seeds cancel out in differences. None if there is no such seed, or a setting has no run.
     """
     names = settings_of(question)
     seeds = [{*runs.get(setting, ())} for setting in names if setting not in FIXED]
@@ -71,8 +71,8 @@ def with_common_seeds(question, runs, classes):
 
 def points(runs, metric, split='test', settings=()):
     """
-    {setting: {seed: points}} of a metric at the last epoch. settings: without them, all but those with 512 dimensions,
-    to which a seed gives another initial layer, so that their variance is another one.
+    {setting: {seed: points}} of a metric at the last epoch. settings: by default all but the trained ones with 512
+    dimensions: a seed gives these another initial layer, so that they do not share its effect.
     """
     column = Column(split, metric).name
     settings = settings or [setting for setting in runs if not setting.endswith('_512') or setting in FIXED]
@@ -153,7 +153,7 @@ def over_classes(question, classes):
 
 
 def findings(tier, found):
-    """[(question, set, Estimate in MAP@R, Estimate in R@1, answer)]; intervals of a metric hold at once, to LEVEL."""
+    """[(question, set, Estimate in MAP@R, Estimate in R@1, answer)]; intervals of a metric hold at once with LEVEL."""
     sets = registered()['sets']
     pairs = [(question, name) for question in registered()[tier] for name in question.get('sets', sets)]
     level = estimates.simultaneous(len(pairs))
@@ -210,11 +210,12 @@ def short_table(found):
             if all(word in (NOT_RUN, TOO_FEW, 'open') for *_, word in of_question):
                 n_open += 1
                 continue
-            cells = {name: f'{with_interval(estimate, 2 if "correlation" in question else 1)} {word}'.strip()
+            digits = 2 if 'correlation' in question else 1
+            cells = {name: f'{word}: {with_interval(estimate, digits)}'.removesuffix(': ')
                      for _, name, estimate, _, word in of_question}
             rows.append([question['title'], TITLES[tier], *(cells.get(name, '') for name in registered()['sets'])])
     table = markdown(['question', 'network', *registered()['sets'].values()], rows) + '\n\n' if rows else ''
-    return f'{table}Still open: {n_open} of the questions in docs/results.md.' if n_open else table.strip()
+    return f'{table}Without an answer so far: {n_open} questions of docs/results.md.' if n_open else table.strip()
 
 
 def mean_text(tested, setting):

@@ -147,7 +147,7 @@ def test_a_sampler_may_ask_for_the_criterion(quick, run, monkeypatch):
 @pytest.mark.parametrize('name, value, words', [
     ('spread', torch.ones(3), 'a loss or miner: spread is a value of the shape [3]; expected'),
     ('spread', np.ones((2, 1)), 'a loss or miner: spread is a value of the shape [2, 1]; expected'),
-    ('loss', 1., 'the loss: every run logs a scalar loss of its own; choose another name')])
+    ('loss', 1., 'the loss: loss is a scalar that the run logs itself; choose another name')])
 def test_what_cannot_be_in_the_log_is_named(name, value, words, quick, run, tmp_path, monkeypatch, capsys):
     forward = TRIPLET.forward
 

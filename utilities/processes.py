@@ -199,7 +199,7 @@ def ending_together():
         if not connected():
             raise
         if not isinstance(error, dist.DistError) and 'gloo' not in str(error):
-            is_first_to_fail()               # noted first: without the run folder, removed next, the others fail, too
+            is_first_to_fail()          # noted before the run folder is removed, which makes the others fail, too
             raise
         stopping.sleep(1)                        # the launcher stops this process when another has ended
         raise RunFailed('Another process of the run was killed or cannot be reached any more.') from None

@@ -68,7 +68,7 @@ def test_one_seed_is_no_answer(tmp_path):
     table = photos.answer_table('finetuned', found['finetuned'])
     line = line_of(table, 'Is ProxyAnchor, the best loss of the pilot, better than MS, the worst?')
     assert line[2] == '+0.0 (no interval)' and line[7] == 'too few seeds so far'
-    assert photos.short_table(found) == 'Still open: 19 of the questions in docs/results.md.'
+    assert photos.short_table(found) == 'Without an answer so far: 19 questions of docs/results.md.'
 
 
 def test_runs_on_other_test_images_have_no_mean(tmp_path):
@@ -195,7 +195,7 @@ def test_tables_say_how_many_seeds_and_which_devices(found):
     short = made['photos in short']
     assert '| Is training (contrastive) better than untrained features? | ' in short and 'not run yet' in short
     assert 'semihard' not in short and 'after equal tuning' not in short and short.endswith(
-        'Still open: 11 of the questions in docs/results.md.')
+        'Without an answer so far: 11 questions of docs/results.md.')
 
 
 def test_the_picture_of_density(found, tmp_path):
