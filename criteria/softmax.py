@@ -4,8 +4,7 @@ Normalised softmax. Zhai & Wu, Classification is a Strong Baseline for Deep Metr
 https://arxiv.org/abs/1811.12649.
 
 Differs: The paper also applies layer normalisation to the features, which is part of the network here. The class
-weights start uniform in ±1/√D, pytorch-metric-learning's standard normal. With Adam, its learning rate η is η / √(3 D)
-here.
+weights start uniform in ±1/√D, pytorch-metric-learning's standard normal. With Adam, its rate η is η / √(3 D) here.
 """
 import torch
 import torch.nn.functional as F

@@ -48,15 +48,17 @@ class Schedule:
             return opt.gamma ** sum(n_trained >= epoch for epoch in opt.tau)
         if opt.scheduler == 'cosine':
             n_annealed = n_trained - opt.cosine_delay
-            return between(1, opt.lr_floor, min(1, n_annealed / opt.n_epochs)) if n_annealed > 0 else 1
+            floor = opt.lr_floor                                         # in every epoch: flags not read are named
+            return between(1, floor, min(1, n_annealed / opt.n_epochs)) if n_annealed > 0 else 1
         if opt.scheduler == 'onecycle':
+            floor = opt.lr_floor
             last = opt.n_epochs * self.n_steps - 1                       # steps counted from 0, as in torch
             peak = opt.onecycle_peak * (last + 1) - 1
             if step - 1 <= peak and peak > 0:
                 return between(ONE_CYCLE_START, 1, (step - 1) / peak)
             if peak == last:                                             # the run has a single step
                 return 1
-            return between(1, opt.lr_floor, min(1, (step - 1 - peak) / (last - peak)))
+            return between(1, floor, min(1, (step - 1 - peak) / (last - peak)))
         return 1
 
     def rates(self):
