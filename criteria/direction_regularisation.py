@@ -19,7 +19,8 @@ def directions(batch, triplets):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         anchors, positives, negatives = batch[triplets.T]
-        to_positive, to_negative = positives - anchors, negatives - anchors
+        to_positive = positives - anchors
+        to_negative = negatives - anchors
         squared = to_positive.square().sum(dim=1) * to_negative.square().sum(dim=1)
         apart = squared > 0
         return (to_positive * to_negative).sum(dim=1) / squared.where(apart, 1).sqrt() * apart

@@ -288,7 +288,7 @@ class Reader:
 
     def container(self, kind, number, present, content, maxlen=None):
         if kind in (tuple, frozenset):
-            make = getattr(present, '_make', kind)            # of a namedtuple
+            make = getattr(present, '_make', kind)            # only named tuples have _make
             return make(map(self.decode, content))
         if not isinstance(present, kind):
             present = kind([], maxlen) if kind is collections.deque else kind()

@@ -61,6 +61,9 @@ class Variances(NamedTuple):
         return self.of_means - self.residual / self.n_settings
 
 
+UNKNOWN = Variances(np.nan, 0, np.nan, 0, np.nan)
+
+
 def residuals(points, fixed=()):
     """Fits settings and seeds to points not `fixed`: ({setting: residuals [n]}, the residuals' degrees of freedom)."""
     cells = [(setting, seed) for setting in points if setting not in fixed for seed in points[setting]]
@@ -76,17 +79,19 @@ def residuals(points, fixed=()):
 
 def variances(points, fixed=()):
     """
-    The Variances of {setting: {seed: points}}, by Henderson's method 3; in a single setting, all is residual. Unknown
+    The Variances of {setting: {seed: points}}, by Henderson's method 3; in a single setting, all is residual. UNKNOWN
     where several settings have too few seeds in common to tell the two variances apart.
     """
     random = [np.array([*of_seeds.values()]) for setting, of_seeds in points.items() if setting not in fixed]
     freedom_within = sum(len(values) - 1 for values in random)
+    if not freedom_within:
+        return UNKNOWN
     within = sum(((values - values.mean()) ** 2).sum() for values in random)
-    if len(random) == 1 and freedom_within:
+    if len(random) == 1:
         return Variances(within / freedom_within, freedom_within, np.nan, 0, np.inf)
-    of_settings, freedom = residuals(points, fixed) if freedom_within else ({}, 0)
+    of_settings, freedom = residuals(points, fixed)
     if not freedom:
-        return Variances(np.nan, 0, np.nan, 0, np.nan)
+        return UNKNOWN
     squares = sum(np.square(of_setting).sum() for of_setting in of_settings.values())
     freedom_of_seeds = freedom_within - freedom
     n_settings = freedom_within / freedom_of_seeds
@@ -103,33 +108,41 @@ def mean(of_seeds):
     return float(np.mean([*of_seeds.values()]))
 
 
+def common_seeds(points, settings, fixed=()):
+    """The seeds that all of these settings have; those `fixed` do not count."""
+    of_settings = [{*points[setting]} for setting in settings if setting not in fixed]
+    return set.intersection(*of_settings) if of_settings else set()
+
+
+def means(points, settings, fixed=()):
+    """The mean of each setting over the common seeds, so that effects of seeds cancel out in differences."""
+    seeds = common_seeds(points, settings, fixed)
+    return [float(np.mean([value for seed, value in points[setting].items() if setting in fixed or seed in seeds]))
+            for setting in settings]
+
+
 def difference(points, one, other, level=LEVEL, fixed=()):
     """
-    The Estimate of the mean over the settings `one` minus the mean over the settings `other` ([]: none). Student's
-    interval has the residual's degrees of freedom or, where effects of seeds do not cancel out, those of the seeds.
+    The Estimate of the mean over the settings `one` minus the mean over the settings `other` ([]: none), over their
+    common seeds. Student's interval has the residual's degrees of freedom or, where effects of seeds do not cancel out,
+    those of the seeds. The variances are those of all points.
     """
     weights = dict.fromkeys(one, 1 / len(one))
     for name in other:
         weights[name] = weights.get(name, 0) - 1 / len(other)
+    random = np.array([weight for name, weight in weights.items() if name not in fixed])
+    n_seeds = max(1, len(common_seeds(points, weights, fixed)))
+    squared_sum = random.sum() ** 2                                     # 0: the effects of the seeds cancel out
     found = variances(points, fixed)
-    shares = {}                                              # {seed: its weight in the difference}
-    squares = 0
-    for name, weight in weights.items():
-        if name not in fixed:
-            squares += weight ** 2 / len(points[name])
-            for seed in points[name]:
-                shares[seed] = shares.get(seed, 0) + weight / len(points[name])
-    squared_shares = sum(share ** 2 for share in shares.values())
-    variance = found.residual * max(0.0, squares - squared_shares / found.n_settings)
+    variance = found.residual * max(0.0, (random ** 2).sum() - squared_sum / found.n_settings) / n_seeds
     freedom = found.freedom
-    cancels_out = squared_shares < 1e-12
-    if found.freedom_of_seeds and not cancels_out:
-        variance += found.of_means * squared_shares
+    if found.freedom_of_seeds and squared_sum > 1e-12:
+        variance += found.of_means * squared_sum / n_seeds
         freedom = found.freedom_of_seeds
     half = np.nan
     if freedom >= LEAST_FREEDOM:
         half = stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(variance)
-    value = sum(weight * mean(points[name]) for name, weight in weights.items())
+    value = float(np.dot([*weights.values()], means(points, weights, fixed)))
     return Estimate(value, float(value - half), float(value + half))
 
 
@@ -146,16 +159,16 @@ def behind_the_best(points, setting, settings, level=LEVEL, fixed=()):
 
 def spread(points, settings, level=LEVEL, fixed=()):
     """
-    The Estimate of the standard deviation, over settings, of their means over infinitely many seeds, the same for all
-    settings. Its square is the observed variance minus the residual one. Were the latter known, the sum of squares
+    The Estimate of the standard deviation, over settings, of their means over infinitely many seeds, from their common
+    seeds. Its square is the observed variance minus the residual one. Were the latter known, the sum of squares
     between the settings would have a noncentral chi-squared distribution. Since it is estimated, the interval has a
     higher level: the one at which a normal interval is as wide as Student's at `level`.
     """
     found = variances(points, fixed)
-    observed = np.var([mean(points[setting]) for setting in settings], ddof=1)
+    observed = np.var(means(points, settings, fixed), ddof=1)
     if found.freedom < LEAST_FREEDOM:
         return Estimate(float(np.sqrt(observed)), np.nan, np.nan)
-    noise = found.residual * np.mean([1 / len(points[setting]) for setting in settings])
+    noise = found.residual / len(common_seeds(points, settings, fixed))
     between = len(settings) - 1
     factor = stats.t.ppf((1 + level) / 2, found.freedom)
     tail = stats.norm.sf(factor)
@@ -166,10 +179,11 @@ def spread(points, settings, level=LEVEL, fixed=()):
         def excess(root):
             return probability(between * ratio, between, root ** 2 * between) - tail
         top = np.sqrt(ratio) + factor + 10
-        return float(optimize.brentq(excess, 0, top) * np.sqrt(noise)) if excess(0) * excess(top) < 0 else 0.0
+        if excess(0) * excess(top) >= 0:
+            return 0.0
+        return float(optimize.brentq(excess, 0, top) * np.sqrt(noise))
 
-    low, high = end(stats.ncx2.sf), end(stats.ncx2.cdf)
-    return Estimate(float(np.sqrt(max(0, observed - noise))), low, high)
+    return Estimate(float(np.sqrt(max(0, observed - noise))), end(stats.ncx2.sf), end(stats.ncx2.cdf))
 
 
 def correlation(one, other, level=LEVEL):

@@ -54,19 +54,10 @@ def read(tier, rows=ROWS):
     return found
 
 
-def with_common_seeds(question, runs, classes):
-    """
-    The runs and classes of read(), in which the question's settings keep only the seeds that all of them have, so that
-    effects of seeds cancel out in differences. None if there is no such seed, or a setting has no run.
-    """
+def common_seeds(question, runs):
+    """The seeds that all settings of a question have; none if one of these has no run."""
     names = settings_of(question)
-    seeds = [{*runs.get(setting, ())} for setting in names if setting not in FIXED]
-    common = set.intersection(*seeds)
-    if not common or not names <= runs.keys():
-        return None
-    return [{setting: {seed: content for seed, content in of_seeds.items()
-                       if seed in common or setting not in names or setting in FIXED}
-             for setting, of_seeds in part.items()} for part in (runs, classes)]
+    return estimates.common_seeds(runs, names, FIXED) if names <= runs.keys() else set()
 
 
 def points(runs, metric, split='test', settings=()):
@@ -105,7 +96,7 @@ def effect(question, runs, metric, level):
         tested = points(runs, metric, settings=settings_of(question))
         pairs = {seed: np.mean([tested[setting][seed] for setting in question['one']])
                  - np.mean([tested[setting][seed] for setting in question['other']])
-                 for seed in tested[question['one'][0]]}
+                 for seed in common_seeds(question, runs)}
         return estimates.difference({'pairs': pairs}, ['pairs'], [], level)
     tested = points(runs, metric)
     if 'spread' in question:
@@ -131,7 +122,7 @@ def settings_of(question):
             for setting in question.get(kind, ())}
 
 
-def over_classes(question, classes):
+def over_classes(question, classes, seeds):
     """
     (low, high) of an effect in MAP@R over resampled test classes, with networks and gallery as they are: the middle
     LEVEL of a bootstrap. None where values of classes say nothing of the effect, or are not there yet.
@@ -142,8 +133,8 @@ def over_classes(question, classes):
     sizes = next(iter(classes[min(names)].values()))[1]
     drawn = np.random.default_rng(0).multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), DRAWS) * sizes
     shares = drawn / drawn.sum(axis=1, keepdims=True)                                               # [DRAWS, C]
-    means = {setting: 100 * shares @ np.mean([values for values, _ in classes[setting].values()], axis=0)
-             for setting in names}
+    means = {setting: 100 * shares @ np.mean([values for seed, (values, _) in classes[setting].items()
+                                              if seed in seeds or setting in FIXED], axis=0) for setting in names}
     if 'spread' in question:
         found = np.std([means[setting] for setting in names], axis=0, ddof=1)
     else:
@@ -159,19 +150,21 @@ def findings(tier, found):
     level = estimates.simultaneous(len(pairs))
     lines = []
     for question, name in pairs:
-        estimate, in_recall, word = None, None, NOT_RUN
-        if compared := with_common_seeds(question, *found[name]):
-            estimate = effect(question, compared[0], MAP, level)
-            in_recall = None if 'correlation' in question else effect(question, compared[0], RECALL, level)
-            bound = question.get('bound', registered()['bound'])
-            if 'correlation' in question:
-                words = {'within': f'within ± {bound:g}', 'more': 'positive', 'less': 'negative'}
-            elif 'spread' in question:
-                words = {'within': f'at most {bound:g} point', 'more': f'more than {bound:g} point'}
-            else:
-                words = {'within': f'no more than {bound:g} point apart'}
-            word = estimates.answer(estimate, bound, bound if 'spread' in question else 0)
-            word = TOO_FEW if np.isnan(estimate.half) else words.get(word, word)
+        runs, _ = found[name]
+        if not common_seeds(question, runs):
+            lines.append((question, name, None, None, NOT_RUN))
+            continue
+        estimate = effect(question, runs, MAP, level)
+        in_recall = None if 'correlation' in question else effect(question, runs, RECALL, level)
+        bound = question.get('bound', registered()['bound'])
+        if 'correlation' in question:
+            words = {'within': f'within ± {bound:g}', 'more': 'positive', 'less': 'negative'}
+        elif 'spread' in question:
+            words = {'within': f'at most {bound:g} point', 'more': f'more than {bound:g} point'}
+        else:
+            words = {'within': f'no more than {bound:g} point apart'}
+        word = estimates.answer(estimate, bound, bound if 'spread' in question else 0)
+        word = TOO_FEW if np.isnan(estimate.half) else words.get(word, word)
         lines.append((question, name, estimate, in_recall, word))
     return lines
 
@@ -190,10 +183,10 @@ def answer_table(tier, found):
             continue
         cells = ['', '', '', '']
         if estimate is not None:
-            runs, classes = with_common_seeds(question, *found[name])
+            runs, classes = found[name]
+            seeds = common_seeds(question, runs)
             cells = [with_interval(estimate, 2 if 'correlation' in question else 1),
-                     span(over_classes(question, classes)), with_interval(in_recall),
-                     ends(len(runs[setting]) for setting in settings_of(question) if setting not in FIXED)]
+                     span(over_classes(question, classes, seeds)), with_interval(in_recall), f'{len(seeds)}']
         title, predicted = (question[key] if is_first else '' for key in ('title', 'predicted'))
         rows.append([title, name, *cells, predicted, word])
     return markdown(['question', 'photos', 'effect', 'over test classes', 'R@1', 'seeds', 'predicted', 'answer'], rows)

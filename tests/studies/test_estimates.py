@@ -104,7 +104,7 @@ def test_intervals_that_hold_at_once_are_wide_enough_with_few_seeds(n_seeds, com
 
 
 def test_variances_that_seeds_do_not_tell_apart_are_unknown():
-    points = {'a': {2: 16.0, 3: 16.4, 4: 16.6}, 'b': {2: 15.0}, 'c': {3: 14.2}}
+    points = {'a': {2: 16.0, 3: 16.4, 4: 16.6}, 'b': {2: 15.0}, 'c': {2: 14.2}}
     assert math.isnan(estimates.variances(points).residual)
     assert math.isnan(estimates.difference(points, ['a'], ['b']).half)
     assert math.isnan(estimates.spread(points, [*points]).half)

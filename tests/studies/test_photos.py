@@ -133,14 +133,22 @@ def test_choosing_a_setting_on_validation_classes(found):
 
 
 def test_settings_are_compared_over_the_seeds_that_all_of_them_have(found):
+    """The variances are those of all runs."""
     runs, classes = found['finetuned']['birds']
     fewer = runs | {'MS': {2: runs['MS'][2], 4: runs['MS'][4], 5: runs['MS'][3]}}
     question = {'one': ['MS'], 'other': ['Margin', 'Untrained']}
-    kept, kept_classes = photos.with_common_seeds(question, fewer, classes)
-    assert [*kept['MS']] == [*kept['Margin']] == [*kept_classes['Margin']] == [2, 4] and [*kept['Untrained']] == [2]
-    assert [*kept['ArcFace']] == [2, 3, 4]
-    assert photos.with_common_seeds(question, runs | {'MS': {5: runs['MS'][2]}}, classes) is None
-    assert photos.with_common_seeds(question | {'one': ['Missing']}, runs, classes) is None
+    assert photos.common_seeds(question, fewer) == {2, 4}
+    assert not photos.common_seeds(question, runs | {'MS': {5: runs['MS'][2]}})
+    assert not photos.common_seeds(question | {'one': ['Missing']}, runs)
+    tested = photos.points(fewer, 'map_at_r')
+    estimate = photos.effect({'one': ['MS'], 'other': ['Margin']}, fewer, 'map_at_r', .95)
+    assert estimate.mean == pytest.approx(np.mean([tested['MS'][seed] - tested['Margin'][seed] for seed in (2, 4)]))
+    variances = estimates.variances(tested, ['Untrained'])
+    assert estimate.half == pytest.approx(stats.t.ppf(.975, variances.freedom) * np.sqrt(variances.residual))
+    values = {seed: (values[0] + seed, values[1]) for seed, values in classes['MS'].items()}
+    low, _ = photos.over_classes({'one': ['MS'], 'other': ['Margin']}, classes | {'MS': values}, {2, 4})
+    expected = 100 * np.mean([values[seed][0] - classes['Margin'][seed][0] for seed in (2, 4)])
+    assert low == pytest.approx(expected)
 
 
 def test_512_dimensions_are_compared_seed_by_seed_and_apart_from_other_settings():
@@ -167,7 +175,7 @@ def test_the_interval_over_test_classes(found):
     """Classes of 10, 20 and 30 images whose MAP@R is equal for all settings but for their means."""
     question = {'one': ['MS'], 'other': ['Margin']}
     _, classes = found['finetuned']['birds']
-    low, high = photos.over_classes(question, classes)
+    low, high = photos.over_classes(question, classes, {2, 3, 4})
     expected = 100 * np.mean([classes['MS'][seed][0] - classes['Margin'][seed][0] for seed in (2, 3, 4)])
     assert low == pytest.approx(expected) == high
     drawn = []
@@ -178,9 +186,9 @@ def test_the_interval_over_test_classes(found):
         picked = random.integers(3, size=3)
         drawn.append(100 * np.average((values['MS'] - values['Untrained'])[picked], weights=SIZES[picked]))
     changed = {'MS': {2: (values['MS'], SIZES)}, 'Untrained': {2: (values['Untrained'], SIZES)}}
-    found_ends = photos.over_classes({'one': ['MS'], 'other': ['Untrained']}, changed)
+    found_ends = photos.over_classes({'one': ['MS'], 'other': ['Untrained']}, changed, {2})
     assert found_ends == pytest.approx(np.percentile(drawn, [2.5, 97.5]), abs=.5)
-    assert photos.over_classes({'selection': ['MS']}, classes) is None
+    assert photos.over_classes({'selection': ['MS']}, classes, {2}) is None
 
 
 def test_tables_say_how_many_seeds_and_which_devices(found):
