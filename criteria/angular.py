@@ -72,7 +72,7 @@ def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, 
             terms = terms + npair_ang_weight * angular_terms(batch, positives, negatives, alpha)
         is_anchor = positives.any(dim=1)
         loss = terms.where(is_anchor, 0).sum() / is_anchor.sum().clamp(min=1)
-        return loss + npair_l2 * torch.linalg.vector_norm(batch, dim=1).mean() if npair_l2 else loss
+        return loss + npair_l2 * torch.linalg.vector_norm(batch, dim=1).mean()
 
 
 class Criterion(torch.nn.Module):

@@ -5,8 +5,8 @@ Anti-Collapse Loss for Deep Metric Learning Based on Coding Rate Metric, 2024, h
 
 Differs: In the coding rate of n points in D dimensions, the Gram matrix has the factor D / (n ε²) in the literature on
 it. The authors' code has D / (n ε) for samples, but n / (D ε) for proxies: `rate_scale` has both for proxies. With the
-authors' term e^−γ₂R, the gradient fades as R grows; `rate_term linear` is −γ₂R. With proxies, the rate has no gradient
-by the network.
+authors' term e^−γ₂R, the gradient fades as R grows; `rate_term linear` is −γ₂R. With proxies, the rate does not train
+the network.
 """
 import torch
 import torch.nn.functional as F
@@ -86,6 +86,8 @@ def antico_loss(batch, labels, proxies, rate_of='batch_proxy', rate_weight=1.0, 
     >>> antico_loss(batch, torch.tensor([0, 1]), proxies, align_weight=0.)
     tensor(0.3333)
     """
+    if labels.shape != batch.shape[:1]:
+        raise ValueError(f'expected labels [B] for embeddings [B, D], not {[*labels.shape]} for {[*batch.shape]}')
     if labels.device.type == 'cpu' and len(labels) and not 0 <= labels.min() <= labels.max() < len(proxies):
         raise ValueError(f'expected labels from 0 to {len(proxies) - 1}, not {labels.min()} to {labels.max()}')
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
@@ -101,7 +103,7 @@ def antico_loss(batch, labels, proxies, rate_of='batch_proxy', rate_weight=1.0, 
             # one sample stands for each class; the others' points are 0, so that no shape depends on the data
             first = (labels[:, None] == labels).int().argmax(dim=1)
             is_first = first == torch.arange(len(labels), device=labels.device)
-            points, n_points = proxies[labels] * is_first[:, None], is_first.sum()
+            points, n_points = proxies[labels] * is_first[:, None], is_first.sum(dtype=batch.dtype)
         scale = proxies.shape[1] / n_points
         if rate_scale == 'code' and rate_of != 'pair':
             scale = 1 / scale

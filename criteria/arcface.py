@@ -17,8 +17,8 @@ REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 FLAGS = {
     'lr': {'default': 0.0005, 'at_least': 0, 'help': 'learning rate of the class weights'},
-    'angular_margin': {},
-    'feature_scale': {},
+    'angular_margin': {'at_least': 0},
+    'feature_scale': {'above': 0},
 }
 
 

@@ -49,7 +49,7 @@ def hardest(batch, tuples, fraction, mined):
     with torch.autocast(batch.device.type, enabled=False):
         if isinstance(mined, tuple):
             return hardest_pairs(batch, *tuples, *[fraction * mask.count_nonzero() for mask in mined])
-        return hardest_triplets(batch, tuples, math.ceil(fraction * len(mined)))
+        return hardest_triplets(batch, tuples, math.ceil(round(fraction * len(mined), 6)))     # .07 of 100 is 7
 
 
 def keep_largest(values, mask, n):
@@ -64,8 +64,9 @@ class Cascade(torch.nn.Module):
     Level k is trained with the h_k T tuples of level k − 1 that are hardest in the embedding of level k − 1.
 
     Args:
-        levels:    the losses of the levels, from the first; each takes its tuples from its miner in `given`.
-        given:     the miners of the levels, objects that return their attribute `tuples`, which forward() sets.
+        levels:    the losses of the levels, from the first; each takes its tuples from its miner in `given`, and
+                   gives its parameter_groups().
+        given:     the miners of the levels, objects that return their `of_step.tuples`, which forward() sets.
         miner:     (embeddings [B, D / K] of the first level, labels [B]) -> triplets [T, 3], for hardest_triplets, or
                    masks of positive and negative pairs, two [B, B], for hardest_pairs.
         fractions: h_2 to h_K, not increasing.
@@ -81,27 +82,24 @@ class Cascade(torch.nn.Module):
     def forward(self, batch, labels, **kwargs):
         """batch [B, D], the levels' embeddings side by side, labels [B] int64, on one device -> scalar."""
         parts = batch.chunk(len(self.levels), dim=1)
-        tuples = self.selected(parts, self.miner(parts[0], labels))
+        mined = self.miner(parts[0], labels)
+        tuples = [mined]
+        for part, fraction in zip(parts, self.fractions, strict=False):        # the last part selects for no level
+            tuples.append(hardest(part.detach(), tuples[-1], fraction, mined))
         values = []
         self.log = {}
         for number, (level, part, given, found) in enumerate(zip(self.levels, parts, self.given, tuples, strict=True),
                                                              start=1):
             given.of_step.tuples = found
             values.append(level(batch=part, labels=labels, **kwargs))
-            self.log |= {f'level_{number}_loss': values[-1].detach()} | {
-                f'level_{number}_{name}': scalar for name, scalar in getattr(level, 'log', {}).items()}
+            self.log[f'level_{number}_loss'] = values[-1].detach()
+            for name, scalar in getattr(level, 'log', {}).items():
+                self.log[f'level_{number}_{name}'] = scalar
         return sum(values)
 
     def parameter_groups(self):
         return [{'name': f'criterion_level_{number}'} | group for number, level in enumerate(self.levels, start=1)
                 for group in level.parameter_groups()]
-
-    def selected(self, parts, mined):
-        """The tuples of each level, a list of K."""
-        found = [mined]
-        for batch, fraction in zip(parts, self.fractions, strict=False):
-            found.append(hardest(batch.detach(), found[-1], fraction, mined))
-        return found
 
 
 def around(opt, build, miner):

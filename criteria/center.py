@@ -29,6 +29,8 @@ def center_loss(batch, labels, centers):
     >>> center_loss(batch, torch.tensor([0, 1]), centers)
     tensor(1.2500)
     """
+    if labels.shape != batch.shape[:1]:
+        raise ValueError(f'expected labels [B] for embeddings [B, D], not {[*labels.shape]} for {[*batch.shape]}')
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         return (batch - centers.to(batch.dtype)[labels]).square().sum(dim=1).mean() / 2

@@ -59,8 +59,8 @@ class DeepAdversarial(torch.nn.Module):
     negatives trains everything else.
 
     Args:
-        criterion:   a loss of triplets, which takes its triplets from `given`.
-        given:       the miner of this loss, an object that returns its attribute `tuples`, which forward() sets.
+        criterion:   a loss of triplets, which takes its triplets from `given`, and gives its parameter_groups().
+        given:       the miner of this loss, an object that returns its `of_step.tuples`, which forward() sets.
         miner:       (batch [B, D], labels [B]) -> triplets [T, 3].
         n_features:  F, number of pooled features.
         normalize:   whether the network normalises its embeddings, so that synthetic ones are normalised too.

@@ -6,7 +6,7 @@ NEEDS = 'it is for losses of triplets, such as triplet, margin or contrastive'
 SET_BY = ('dr_weight',)
 INSIDE_LOSSES = True
 FLAGS = {'dr_weight': {'default': 0.0, 'at_least': 0, 'help': 'weight of direction regularisation (Mohan et al.) for '
-                                                              'any loss that takes a miner; 0 means none'}}
+                                                              'losses of triplets; 0 means none'}}
 
 
 def directions(batch, triplets):

@@ -61,7 +61,7 @@ class Distilled(torch.nn.Module):
 
     def forward(self, batch, labels, teacher_batch, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, teacher_batch [B, D'], on one device -> scalar."""
-        loss = self.criterion(batch=batch, labels=labels, **kwargs)
+        loss = self.criterion(batch=batch, labels=labels, teacher_batch=teacher_batch, **kwargs)
         distilled = distillation_loss(batch, teacher_batch, self.temperature)
         self.log = {'distillation': distilled.detach()}
         return loss + self.weight * distilled

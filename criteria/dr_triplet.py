@@ -44,17 +44,6 @@ def sides_and_product(batch, triplets):
             (to_positive * to_negative).sum(dim=1))
 
 
-def dr_triplet_violations(batch, triplets, margin=0.278, gamma=0.492):
-    """[ d_ap − d_an + margin − γ cos(x_n − x_a, x_p − x_a) ]₊ of each triplet: [T]. Arguments as in dr_triplet_loss."""
-    d_ap, d_an, product = sides_and_product(batch, triplets)
-    violations = d_ap - d_an + margin
-    if gamma:
-        lengths = d_ap * d_an
-        apart = lengths > 0                              # the cosine is 0 where the anchor is the positive or negative
-        violations = violations - gamma * (product / lengths.where(apart, 1)).where(apart, 0)
-    return F.relu(violations)
-
-
 def dr_triplet_loss(batch, triplets, margin=0.278, gamma=0.492):
     """
     Args:
@@ -72,7 +61,13 @@ def dr_triplet_loss(batch, triplets, margin=0.278, gamma=0.492):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        return dr_triplet_violations(batch, triplets, margin, gamma).sum() / max(len(triplets), 1)
+        d_ap, d_an, product = sides_and_product(batch, triplets)
+        violations = d_ap - d_an + margin
+        if gamma:
+            lengths = d_ap * d_an
+            apart = lengths > 0                          # the cosine is 0 where the anchor is the positive or negative
+            violations = violations - gamma * (product / lengths.where(apart, 1)).where(apart, 0)
+        return F.relu(violations).sum() / max(len(triplets), 1)
 
 
 class Criterion(torch.nn.Module):

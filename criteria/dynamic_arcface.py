@@ -15,8 +15,8 @@ REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 FLAGS = {
     'n_centers': {'default': 3, 'at_least': 1, 'help': 'number of centres per class'},
-    'margin_low': {},
-    'margin_high': {},
+    'margin_low': {'at_least': 0},
+    'margin_high': {'at_least': 0},
     'power': {},
     'feature_scale': {'above': 0},
     'lr': {'default': 0.0005, 'at_least': 0, 'help': 'learning rate of the centres'},
@@ -26,9 +26,8 @@ FLAGS = {
 def dynamic_margins(class_counts, low=0.05, high=0.5, power=0.25):
     """The margin of each class [C]: linear in n^−power, `low` for the largest class and `high` for the smallest."""
     sizes = class_counts ** -power
-    spread = sizes.max() - sizes.min()
-    smallness = torch.where(spread > 0, (sizes - sizes.min()) / spread.where(spread > 0, 1), 1)
-    return low + (high - low) * smallness
+    smallness = (sizes - sizes.min()) / (sizes.max() - sizes.min())
+    return low + (high - low) * smallness.nan_to_num(1)                    # equal sizes: 0 / 0
 
 
 def dynamic_arcface_loss(batch, labels, centers, class_counts, margin_low=0.05, margin_high=0.5, power=0.25,

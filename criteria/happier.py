@@ -81,7 +81,7 @@ def hierarchical_ap(cosines, levels, n_levels, alpha=1.0, tau=0.01, rho=100.0, d
     relevance = relevances(levels, n_levels, alpha, cosines.dtype)
     tie = 8 * torch.finfo(cosines.dtype).eps                        # smaller differences of cosines are rounding errors
     is_query = (levels > 0).sum(dim=1) > 1
-    weight = is_query / relevance.sum(dim=1)
+    per_relevance = is_query / relevance.sum(dim=1)
 
     def average_precisions(scores, rows):
         level, rel = levels[rows], relevance[rows]
@@ -92,7 +92,7 @@ def hierarchical_ap(cosines, levels, n_levels, alpha=1.0, tau=0.01, rho=100.0, d
         step = torch.sigmoid(gap / tau) + 0.5 * (gap > tie)
         above = torch.where(gap > delta, rho * (gap - delta) + offset, step)
         rank = torch.where(lower, above, before.to(gap.dtype)).sum(dim=2)
-        return ((hrank / rank * (rel > 0)).sum(dim=1) * weight[rows]).sum()
+        return ((hrank / rank * (rel > 0)).sum(dim=1) * per_relevance[rows]).sum()
 
     total = SumOverRows.apply(cosines, average_precisions, max(1, 2 ** 20 // len(cosines) ** 2))
     n_queries = is_query.sum()

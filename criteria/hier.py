@@ -124,13 +124,13 @@ def ancestor_violations(distances, triplets, weights, noise, margin=0.1, tempera
 
     slopes = [sign * weights[:, None] * differ * (hinge > 0) for sign, hinge in zip(signs, hinges, strict=True)]
     of_choice = sum(slope * point for slope, point in zip(slopes, points, strict=True))
-    for soft, divisor in ((pair, -temperature), (triple, temperature)):        # in place: the gradients of the maxima
-        soft *= (of_choice - (soft * of_choice).sum(dim=1, keepdim=True)) / divisor
-    of_k = triple * (1 + (k - of_pair).sign()) / 2                             # ties share the gradient
-    pair += triple - of_k
-    of_i = pair * (1 + (i - j).sign()) / 2
+    by_max_ij, by_max_ijk = [soft * (of_choice - (soft * of_choice).sum(dim=1, keepdim=True)) / divisor
+                             for soft, divisor in ((pair, -temperature), (triple, temperature))]
+    by_k = by_max_ijk * (1 + (k - of_pair).sign()) / 2                         # ties share the gradient
+    by_max_ij = by_max_ij + by_max_ijk - by_k
+    by_i = by_max_ij * (1 + (i - j).sign()) / 2
     gradient = torch.zeros_like(distances)
-    for index, part, slope in zip(triplets.T, (of_i, pair - of_i, of_k), slopes, strict=True):
+    for index, part, slope in zip(triplets.T, (by_i, by_max_ij - by_i, by_k), slopes, strict=True):
         part.scatter_add_(1, ancestors[0], slope).scatter_add_(1, ancestors[1], -slope)
         gradient.index_add_(0, index, part)
     return violations[:, 0], gradient
@@ -197,7 +197,9 @@ def hier_loss(batch, labels, proxies, k=20, margin=0.1, temperature=0.1, c=0.1, 
         similarities = (-distances.detach()).exp()
         n = len(batch)
         total = 0
-        for part, same in ((slice(n), labels[:, None] == labels), (slice(n, None), 0)):
+        samples = slice(n), labels[:, None] == labels
+        of_proxies = slice(n, None), 0                             # they have no classes
+        for part, same in (samples, of_proxies):
             triplets, is_valid = sample_triplets(similarities[part, part] + same, k, n_triplets)
             weights = is_valid.to(batch.dtype) / is_valid.sum().clamp(min=1)
             total = total + SumOfViolations.apply(distances[part, n:], triplets, weights, margin, temperature)

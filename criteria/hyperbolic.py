@@ -54,14 +54,6 @@ def hyperboloid(batch, c=0.1, clip_r=2.3):
     return torch.cat([-time, space], dim=1), torch.cat([time, space], dim=1)
 
 
-def hyperbolic_logits(batch, c=0.1, temperature=0.2, clip_r=2.3):
-    """[B, B]: −D / temperature of all pairs, where D is the distance in the ball; for c = 0 cosines / temperature."""
-    if c == 0:
-        batch = F.normalize(batch, dim=1)
-        return batch @ batch.T / temperature
-    return -ball_distances(to_ball(batch, c, clip_r), c) / temperature
-
-
 def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
     """
     Args:
@@ -93,7 +85,11 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
         slot = same.tril(diagonal=-1).sum(dim=1)
         size = same.sum(dim=1)
         n_slots = int(size.max())
-        logits = hyperbolic_logits(batch, c, temperature, clip_r)
+        if c == 0:
+            batch = F.normalize(batch, dim=1)
+            logits = batch @ batch.T / temperature
+        else:
+            logits = -ball_distances(to_ball(batch, c, clip_r), c) / temperature
         least = torch.finfo(batch.dtype).min / 2
         total = batch.sum() * 0
         n_pairs = 0

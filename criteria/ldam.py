@@ -47,9 +47,9 @@ def ldam_loss(batch, labels, weights, class_counts, max_margin=0.5, scale=30.0, 
     with torch.autocast(batch.device.type, enabled=False):
         counts = class_counts.to(batch.dtype)
         margins = max_margin * (counts / counts.min()) ** -0.25
-        if 0 < weights_beta < 1:
+        if 0 < weights_beta < 1:                                   # expm1, since 1 − β^n loses its digits in float32
             importance = (1 - weights_beta) / -torch.expm1(counts * math.log(weights_beta))
-        else:
+        else:                                                      # 0: equal weights; 1: the limit, 1 / n
             importance = 1 / counts ** weights_beta
         cosines = F.normalize(batch, dim=1) @ F.normalize(weights.to(batch.dtype), dim=1).T
         logits = scale * cosines.scatter_add(1, labels[:, None], -margins[labels][:, None])

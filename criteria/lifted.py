@@ -59,7 +59,7 @@ def lifted_loss(batch, positives, negatives, neg_margin=1.0, l2=0.005):
         push = logsumexp((neg_margin - distances).where(negatives, least))
         has_both = positives.any(dim=1) & negatives.any(dim=1)
         loss = F.relu(pull + push).where(has_both, 0).sum() / has_both.sum().clamp(min=1)
-        return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean() if l2 else loss
+        return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean()
 
 
 class Criterion(torch.nn.Module):

@@ -50,7 +50,7 @@ def liftedstructure_loss(batch, labels, neg_margin=1.0, l2=0.0):
         structured = F.relu(distances + torch.logaddexp(push[:, None], push))
         positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
         loss = structured.where(positives, 0).square().sum() / (2 * positives.count_nonzero()).clamp(min=1)
-        return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean() if l2 else loss
+        return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean()
 
 
 class Criterion(torch.nn.Module):

@@ -48,7 +48,7 @@ class Matryoshka(torch.nn.Module):
                    those of `criterion`, without the last components where the last axis is longer.
         weights:   the factors of the prefixes in their order, and then of the whole embedding.
         normalize: whether the embeddings have norm 1, so that the prefixes are normalised again.
-        given:     None, or the miner of all these losses, an object that returns its attribute `tuples`, which
+        given:     None, or the miner of all these losses, an object that returns its `of_step.tuples`, which
                    forward() sets.
         miner:     None, or (batch [B, D], labels [B]) -> the tuples, mined once for all losses.
 

@@ -41,7 +41,7 @@ def npair_loss(batch, positives, negatives, l2=0.005):
         # finite: −inf would make the gradient of a row without pairs nan
         logits = (batch[anchors] @ batch.T).masked_fill(~pairs, torch.finfo(batch.dtype).min / 2)
         loss = F.cross_entropy(logits, target, reduction='sum') / max(len(anchors), 1)
-        return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean() if l2 else loss
+        return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean()
 
 
 class Criterion(torch.nn.Module):

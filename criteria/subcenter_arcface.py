@@ -17,7 +17,7 @@ REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 FLAGS = {
     'n_centers': {'default': 3, 'at_least': 1, 'help': 'number of centres per class'},
-    'angular_margin': {},
+    'angular_margin': {'at_least': 0},
     'feature_scale': {'above': 0},
     'lr': {'default': 0.0005, 'at_least': 0, 'help': 'learning rate of the centres'},
 }

@@ -19,7 +19,6 @@ def class_distances(embeddings, labels):
     sizes = np.bincount(labels)
     sums = np.zeros((len(sizes), embeddings.shape[1]))             # sums of normalised embeddings
     sums_as_given = np.zeros_like(sums)
-    are_normalised = True
     largest = 1e-300                                               # norm of an embedding
     own = np.zeros(len(sizes))
     order = np.argsort(labels, kind='stable')
@@ -27,7 +26,6 @@ def class_distances(embeddings, labels):
         part = order[start:start + ROWS]
         given = embeddings[part].astype(float)
         unit = normalised(given, least=1e-100)
-        are_normalised &= np.allclose(given, unit, rtol=0, atol=1e-6)
         largest = max(largest, np.sqrt(squared_norms(given).max()))
         classes, first = np.unique(labels[part], return_index=True)
         sums[classes] += np.add.reduceat(unit, first)
@@ -37,7 +35,7 @@ def class_distances(embeddings, labels):
     n = sizes[several].astype(float)
     # Σ over i ≠ j of x_i·x_j is ‖Σ x_i‖² − Σ ‖x_i‖²
     intra = (1 - (squared_norms(sums[several]) - own[several]) / (n * n - n)).mean() if several.any() else np.nan
-    means = normalised(sums if are_normalised else sums_as_given / largest)
+    means = normalised(sums_as_given / largest)
     n = len(means)
     inter = 1 - ((means.sum(axis=0) ** 2).sum() - (means * means).sum()) / (n * n - n) if n > 1 else np.nan
     return {'intra': intra, 'inter': inter, 'intra_over_inter': intra / inter if inter else np.nan}

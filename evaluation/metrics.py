@@ -75,7 +75,7 @@ def parse(name):
     """'c_recall@4' -> (True: on cosines, Metric, (4,)). Raises UserError for a metric that does not exist."""
     base, at, argument = name.partition('@')
     cosine = base.startswith('c_')
-    base = base.removeprefix('c_') if cosine else base
+    base = base.removeprefix('c_')
     metric = METRICS.get('e_recall' if cosine and base == 'recall' else base)
     if metric is None or (base == 'e_recall' and cosine):
         names = [f'c_{known.removeprefix("e_")}' for known in METRICS] if cosine else METRICS
@@ -87,7 +87,10 @@ def parse(name):
     if metric.argument in (int, float):
         try:
             number = metric.argument(argument)
-            if base.endswith('recall') and number < 1 or metric.argument is float and not 0 < number < 1:
+            is_no_rank = base.endswith('recall') and number < 1
+            is_no_fraction = metric.argument is float and not 0 < number < 1
+            is_odd_text = metric.argument is int and str(number) != argument               # 01 or 1_0
+            if is_no_rank or is_no_fraction or is_odd_text:
                 raise ValueError
             return cosine, metric, (number,)
         except ValueError:
@@ -184,7 +187,8 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
         pool = replace(pool, embeddings=embeddings if others is embeddings else finite(others.float()))
     if pool.norms is None:
         pool = replace(pool, norms=pool.embeddings.norm(dim=1).cpu().numpy())
-    job, values = Job(embeddings, labels, pool, seed, **options), {}
+    job = Job(embeddings, labels, pool, seed, **options)
+    values = {}
     parsed = {name: parse(name) for name in metrics}
     with full_precision():
         for cosine in (False, True):
@@ -273,7 +277,8 @@ def summarised(metrics, per_image, job):
     """The means of values per image, [N] each, over the images that are not nan; with n_bootstrap their intervals."""
     values = {}
     for name, found in per_image.items():
-        judged, summary = ~np.isnan(found), metrics[name][0].summary
+        judged = ~np.isnan(found)
+        summary = metrics[name][0].summary
         if summary:
             values[name] = float(summary(job.pool.norms[judged], found[judged]))
             continue

@@ -308,8 +308,10 @@ def why(embedded, seed, n_queries=4):
         return None
     rows = np.searchsorted(search.query_index, queries)
     of_own, own, others = split_by_class(search, rows)
-    right, wrong = (search.gallery_index[first(search, rows, *some)[0][:, 0]]
-                    for some in ((of_own, 1, own), (others, 1)))
+    right, wrong = (first(search, rows, *some)[0][:, 0] for some in ((of_own, 1, own), (others, 1)))
+    if min(right.min(), wrong.min()) < 0:                  # a gallery without images of another class
+        return None
+    right, wrong = search.gallery_index[right], search.gallery_index[wrong]
     return explained(embedded, [(query, pair) for query, *pair in zip(queries, right, wrong, strict=True)])
 
 

@@ -108,11 +108,10 @@ def validate(opt, model, data, metrics):
     generators and the network's mode are restored afterwards.
     """
     with preserved():
-        embedded = embed(opt, model, data.evaluation['val'], 'val')
+        embedded = embed_splits(opt, model, data, ['val'])['val']
         images = embedded.images
         pool = Pool(embedded.embeddings, images.labels, is_query=images.is_query, in_gallery=images.in_gallery)
-        values = processes.run_on_rank_zero(
-            functools.partial(compute, metrics, pool.embeddings, pool.labels, seed=opt.seed, pool=pool))
+        values = compute(metrics, pool.embeddings, pool.labels, seed=opt.seed, pool=pool)
     model.train()
     return values
 

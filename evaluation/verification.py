@@ -133,21 +133,16 @@ def distance(bins):
 
 
 def true_positive_rate(pairs, rate):
-    """The fraction of accepted pairs of one class, at the lowest threshold that accepts `rate` of the other pairs."""
+    """The fraction of accepted pairs of one class, at the lowest threshold that accepts at most `rate` of others."""
     positives, negatives = pairs.histograms
     if not positives.any() or not negatives.any():
         return np.nan
     return positives[threshold(negatives, rate * negatives.sum()):].sum() / positives.sum()
 
 
-def class_thresholds(pairs, rate):
-    """[C] for each class, the distance at which `rate` of the pairs with one image of it are accepted."""
-    return distance(pairs.class_thresholds(rate))
-
-
 def threshold_spread(pairs, rate):
-    """The standard deviation over classes of class_thresholds; nan with one class."""
-    return class_thresholds(pairs, rate).std() if len(pairs.n_negatives) > 1 else np.nan
+    """The standard deviation over classes of the distances at class_thresholds(); nan with one class."""
+    return distance(pairs.class_thresholds(rate)).std() if len(pairs.n_negatives) > 1 else np.nan
 
 
 def utilities(pairs, distances):

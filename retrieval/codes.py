@@ -71,7 +71,8 @@ def measure(code, asked, train):
     hits = others & (asked.gallery_labels[found] == asked.query_labels[:, None])
     ranks = np.sort(np.where(hits, others.cumsum(axis=1), np.inf), axis=1)
     counts = asked.n_positives > 0
-    values = {name: float(metric(ranks[counts], asked.n_positives[counts]).mean()) for name, metric in METRICS.items()}
+    values = {name: float(metric(ranks[counts], asked.n_positives[counts]).mean()) if counts.any() else np.nan
+              for name, metric in METRICS.items()}
     with search.reported(factory):
         n_bytes = index.sa_code_size()
     truth = exact(gallery, queries, min(n_nearest, len(gallery)))

@@ -120,33 +120,28 @@ AT_THRESHOLD = {'os_fpir': fpir, 'os_fnir': fnir, 'os_baks': baks, 'os_baus': ba
 
 def removable_classes(images):
     """The sorted labels of an ImageSet that can stay out of the gallery: those with queries and with gallery images."""
-    if images.is_query is None:
-        return np.unique(images.labels)
-    in_gallery = ~images.is_query if images.in_gallery is None else images.in_gallery
-    return np.intersect1d(images.labels[images.is_query], images.labels[in_gallery])
+    is_query, in_gallery = images.roles
+    return np.intersect1d(images.labels[is_query], images.labels[in_gallery])
 
 
 def divided(images, share, seed):
     """
     Which images of an ImageSet are queries, [N] bool, and which are the gallery, [N] bool. A share of the classes has
-    no gallery. Of each other class, half of the images (rounded up) are its gallery, chosen by `seed`; a fixed gallery
-    and its queries stay as they are. Distractors are in the gallery.
+    no gallery. Of each other class, half of the images (rounded up) are its gallery, chosen by `seed`; images that are
+    a query only, or in the gallery only, stay so. Distractors are in the gallery.
     """
     random = np.random.default_rng(seed)
     labels = images.labels
-    everyone = np.ones(len(images.labels), bool)
+    is_query, in_gallery = images.roles
     classes = random.permutation(removable_classes(images))
     unknown = np.isin(labels, classes[:round(share * len(classes))])
-    if images.is_query is not None and images.in_gallery is None:
-        return images.is_query, ~images.is_query & ~unknown
     order = random.permutation(len(labels))
     order = order[np.argsort(labels[order], kind='stable')]                # by class, each in a random order
     sizes = np.bincount(labels)
     place = np.empty(len(labels), int)
     place[order] = np.arange(len(labels)) - (sizes.cumsum() - sizes)[labels[order]]
     half = place < (sizes[labels] + 1) // 2
-    may_be_query = everyone if images.is_query is None else images.is_query
-    return may_be_query & (unknown | ~half), ~unknown & (half | ~may_be_query)
+    return is_query & (unknown | ~half | ~in_gallery), in_gallery & ~unknown & (half | ~is_query)
 
 
 def build_search(part, share, seed):
@@ -183,8 +178,8 @@ def top_answers(search):
 
 def calibrate(part, rate, seed):
     """
-    The lowest threshold that at most `rate` of the unknown queries of the validation classes reach. Each query is
-    searched twice: with the images of its class in the gallery, and without them, as an unknown query.
+    The lowest threshold that at most `rate` of the unknown queries of the validation classes reach. Each query of a
+    class with gallery images is searched twice: with these images, and without them, as an unknown query.
 
     part: the Embedded of the validation split.
 
@@ -192,7 +187,8 @@ def calibrate(part, rate, seed):
     resamples of the classes; fpir and fnir of the resamples are at this threshold.
     """
     search = build_search(part, 0, seed)
-    own, unknown, right = nearest(search)
+    has_own = search.n_positives > 0
+    own, unknown, right, labels = (values[has_own] for values in (*nearest(search), search.query_labels))
     threshold = threshold_at(unknown, rate)
     false = unknown >= threshold
     missed = ~(right & (np.maximum(own, unknown) >= threshold))
@@ -200,7 +196,7 @@ def calibrate(part, rate, seed):
            'fnir': mean(missed)}
     found = {'threshold': [], 'fpir': [], 'fnir': []}
     order = np.argsort(-unknown, kind='stable')
-    classes = np.unique(search.query_labels, return_inverse=True)[1]
+    classes = np.unique(labels, return_inverse=True)[1]
     sizes, n_false, n_missed = (np.bincount(classes, values) for values in (None, false, missed))
     random = np.random.default_rng(seed)
     for _ in range(N_RESAMPLES):

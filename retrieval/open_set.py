@@ -38,14 +38,14 @@ def evaluate(opt):
     """Prints the metrics of the test classes, calibrates a threshold, and writes it into the run folder."""
     processes.run_on_rank_zero(require_writable, threshold_file(opt.evaluate), 'open_set: the file')
     built = parts.restore(opt, opt.evaluate)
-    check(opt, built.data)
+    reason = check(opt, built.data)
     splits = [split for split in ('val', 'test') if split in built.data.evaluation]
     embedded = embed_splits(opt, built.model, built.data, splits, built.criterion)
-    processes.run_on_rank_zero(save, opt, built.model, built.data, embedded, opt.evaluate)
+    processes.run_on_rank_zero(save, opt, built.model, embedded, opt.evaluate, reason)
 
 
 def check(opt, data):
-    """Raises UserError if the share leaves no known or no unknown class, and notes why there can be no threshold."""
+    """Raises UserError if the share leaves no known or no unknown class; returns, and notes, no_threshold()."""
     if 'test' not in data.evaluation:
         raise UserError(f'open_set {opt.share:g}: some test classes stay out of the gallery, and there is no test '
                         'split (--test_size)')
@@ -58,6 +58,7 @@ def check(opt, data):
     reason = no_threshold(opt, data)
     if reason and processes.is_main():
         print(f'Note: no threshold is calibrated: {reason}', file=sys.stderr)
+    return reason
 
 
 def no_threshold(opt, data):
@@ -80,20 +81,23 @@ def no_threshold(opt, data):
                     'splits of a run whose validation classes are of no other split (--use_tv_split without '
                     '--tv_split_by_samples)')
     images = data.evaluation['val']
-    if np.count_nonzero(np.bincount(images.labels) > 1) < 2:
+    sizes = np.bincount(images.labels)[removable_classes(images)]
+    if np.count_nonzero(sizes > 1) < 2:
         return 'fewer than two validation classes have two images or more (--tv_split_perc, --n_folds)'
     return None
 
 
-def save(opt, model, data, embedded, place):
-    """Calibrates a threshold, prints it, and writes it into the folder of the run or checkpoint `place`."""
+def save(opt, model, embedded, place, reason):
+    """
+    Calibrates a threshold, prints it, and writes it into the folder of the run or checkpoint `place`. reason:
+    no_threshold().
+    """
     note_collapse({f'{split} split': part for split, part in embedded.items()})
     test = embedded['test']
     search = build_search(test, opt.share, opt.seed)
     answers = top_answers(search)
     found = {name: metric(answers) for name, metric in METRICS.items()}
     row = None
-    reason = no_threshold(opt, data)
     if reason is None:
         row = calibrate(embedded['val'], opt.fpir, opt.seed)
         found['os_threshold'] = row['threshold']

@@ -60,11 +60,15 @@ def verify(opt):
     thresholds, accuracies = by_folds(similarity, pairs.is_same, pairs.fold)
     print(report(similarity, pairs, accuracies, len(images)))
     if opt.rows:
-        write_csv(opt.rows, [
-            {'path_a': first, 'path_b': second, 'same': int(same), 'fold': fold, 'similarity': f'{found:.6f}',
-             'threshold': f'{thresholds[fold]:.6f}', 'accepted': int(found >= thresholds[fold])}
-            for first, second, same, fold, found in zip(pairs.first, pairs.second, pairs.is_same, pairs.fold,
-                                                        similarity, strict=True)])
+        rows = []
+        for first, second, same, fold, found in zip(pairs.first, pairs.second, pairs.is_same, pairs.fold, similarity,
+                                                    strict=True):
+            threshold = thresholds[fold]
+            decided = not np.isnan(threshold)                    # a single fold has no threshold
+            rows.append({'path_a': first, 'path_b': second, 'same': int(same), 'fold': fold,
+                         'similarity': f'{found:.6f}', 'threshold': f'{threshold:.6f}' if decided else '',
+                         'accepted': int(found >= threshold) if decided else ''})
+        write_csv(opt.rows, rows)
 
 
 def read(file, folder):
@@ -111,13 +115,13 @@ def of_lfw(file, lines, folder):
     each fold n lines `name i j` and n lines `name i name j`. The images are name/name_0001.jpg.
     """
     table = [line.split() for line in lines if line.strip()]
-    if not table or len(table[0]) > 2 or not all(map(is_number, table[0])):
+    if not table or len(table[0]) > 2 or not all(map(is_number, table[0])) or '0' in table[0]:
         raise UserError(f"pairs {file}: neither a .csv file nor LFW's pairs.txt, whose first line is the number of "
                         'folds and of pairs, such as 10 300')
     n_folds, n_pairs = map(int, ['1', *table[0]][-2:])
     rows = []
     for number, cells in enumerate(table[1:]):
-        is_same = n_pairs > 0 and number % (2 * n_pairs) < n_pairs
+        is_same = number % (2 * n_pairs) < n_pairs
         one = cells[:2]
         other = cells[:1] + cells[2:] if is_same else cells[2:]
         if len(cells) != (3 if is_same else 4) or not (is_number(one[1]) and is_number(other[1])):

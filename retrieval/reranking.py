@@ -94,7 +94,7 @@ def alpha_expanded(embeddings, labels, n=50, alpha=3.0, **more):
         similarity, images = similarity.topk(min(n, len(search.gallery)), dim=1)
         weights = similarity.clamp(min=0) ** alpha * similarity.isfinite()
         expanded[rows] += torch.einsum('qn,qnd->qd', weights, search.gallery[images])
-    search.queries = on_the_sphere(expanded)
+    search.queries = on_the_sphere(expanded)               # before the search computes anything of its queries
     search.symmetric = False
     return search
 

@@ -46,11 +46,16 @@ def review(run, flags, out):
     splits = evaluation.splits_to_evaluate(opt, built.data)
     embedded = evaluation.embed_splits(opt, built.model, built.data, splits)
     note_collapse({f'{split} split': embedded[split] for split in splits})
-    places = [(embedded[split].images, index) for split in splits for index in range(len(embedded[split].images))]
-    split_names = [split for split in splits for _ in range(len(embedded[split].images))]
+    places = []
+    split_names = []
+    for split in splits:
+        images = embedded[split].images
+        is_distractor = np.zeros(len(images), bool) if images.is_distractor is None else images.is_distractor
+        places += [(images, index) for index in np.flatnonzero(~is_distractor)]
+        split_names += [split] * np.count_nonzero(~is_distractor)
     names, labels = np.unique([images.class_names[images.labels[index]] for images, index in places],
                               return_inverse=True)
-    found = suspects.find(torch.cat([embedded[split].embeddings for split in splits]), labels)
+    found = suspects.find(torch.cat([embedded[split].without_distractors()[0] for split in splits]), labels)
 
     def suspect_path(index):
         images, own = places[index]

@@ -55,9 +55,10 @@ def write(folder, content):
     """Replaces index.json, and removes the files that it does not name."""
     write_text(Path(folder) / NAME, json.dumps(content | {'sha256': checksum(content)}, indent=1) + '\n')
     named = {file['name'] for file in content['files'].values()}
-    for file in Path(folder).glob('[a-z]*_[0-9]*'):
-        if file.name not in named:
-            file.unlink()
+    for kind in (*KINDS, 'cells'):                           # earlier programs wrote cells
+        for file in Path(folder).glob(f'{kind}_[0-9]*'):
+            if file.name not in named:
+                file.unlink()
 
 
 def put(folder, content, replaced=(), **rows):

@@ -41,10 +41,11 @@ def vote(classes, distances):
     for name, weight, distance in zip(classes, weights, distances, strict=True):
         shares[name] = shares.get(name, 0) + float(weight / weights.sum())
         nearest.setdefault(name, distance)
-    winner = max(shares, key=shares.get)
-    rivals = [name for name, share in shares.items()
-              if share > shares[winner] - SAME and nearest[name] <= nearest[winner] + SAME]
-    found = {'class': winner, 'share': shares[winner]} if len(rivals) == 1 else {'class': None, 'share': None}
+    largest = max(shares.values())
+    equal = [name for name, share in shares.items() if share > largest - SAME]
+    least = min(nearest[name] for name in equal)
+    winner, *rivals = [name for name in equal if nearest[name] <= least + SAME]
+    found = {'class': None, 'share': None} if rivals else {'class': winner, 'share': shares[winner]}
     return found | ({'in_index': True} if itself.any() else {})
 
 

@@ -1,4 +1,5 @@
 """--distill: the similarities of a teacher as a term beside any loss; its value, its runs and what it refuses."""
+import argparse
 import shutil
 
 import pytest
@@ -70,6 +71,21 @@ def test_it_is_added_to_any_loss_with_its_weight(loss, more, opt):
               for criterion in built]
     assert groups[0] == groups[1] and built[1].log['distillation'] > 0
     assert hasattr(built[0], 'ranking_embeddings') == hasattr(built[1], 'ranking_embeddings') == (loss == 'hyperbolic')
+
+
+def test_a_loss_that_takes_the_teachers_embeddings_has_them_too(opt, monkeypatch):
+    class Criterion(torch.nn.Module):
+        def __init__(self, opt):
+            super().__init__()
+
+        def forward(self, batch, teacher_batch, **kwargs):
+            return (batch.norm() - teacher_batch.norm()).square()
+    monkeypatch.setitem(criteria.CRITERIA, 'own', argparse.Namespace(
+        ALLOWED_MINING_OPS=None, REQUIRES_BATCHMINER=False, REQUIRES_OPTIM=False, Criterion=Criterion))
+    batch, teacher_batch = random(6, 4).float(), random(6, 3).float()
+    criterion = criteria.select(opt(loss='own', embed_dim=4, distill='elsewhere', distill_w=4., distill_T=.5), None)
+    assert criterion(batch=batch, labels=torch.arange(6), teacher_batch=teacher_batch).item() == pytest.approx(
+        ((batch.norm() - teacher_batch.norm()) ** 2 + 4 * distillation_loss(batch, teacher_batch, .5)).item())
 
 
 # Runs

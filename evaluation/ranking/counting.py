@@ -140,10 +140,7 @@ class Counting:
         points = self.points(queries)
         depth = self.depth[queries]
         indices, exists = self.search.positives(queries)
-        scores = np.stack([np.einsum('qd,qd->q', points, self.gallery[columns]) for columns in self.columns[indices.T]],
-                          axis=1)
-        scores[~exists] = np.inf
-        scores, indices = farthest_first(scores, indices)
+        scores, indices = farthest_first(self.scores_of(points, self.columns[indices], exists), indices)
         margins = self.search.margins(queries, torch.from_numpy(scores)).numpy()
         lowest = scores - margins
         floor = np.maximum(lowest.min(axis=1),
@@ -153,6 +150,19 @@ class Counting:
         unclear = ((margins > 0) & (lowest < floor) & (scores + 2 * margins >= floor)).any(axis=1)
         return Strip(queries, self.query_labels[queries], self.search.n_positives[queries], depth, scores, indices,
                      margins, floor[:, 0], unclear, np.zeros((len(queries), scores.shape[1] + 1), np.int32))
+
+    def scores_of(self, points, columns, exists):
+        """
+        [q, R] the scores of `points` [q, D + 2] with rows of `gallery`, `columns` [q, R]; inf where not `exists`. They
+        are rounded as in count_strip, tile by tile: another rounding would move a positive before or behind all images
+        at the same distance.
+        """
+        scores = np.full(columns.shape, np.inf, self.gallery.dtype)
+        for left in range(0, len(self.gallery), TILE):
+            row, slot = np.nonzero(exists & (columns // TILE == left // TILE))
+            if len(row):
+                scores[row, slot] = product(points, self.gallery[left:left + TILE])[row, columns[row, slot] - left]
+        return scores
 
     def count_strip(self, number):
         """Counts for a strip, tile by tile; in a symmetric matrix, only the tiles that no earlier strip has counted."""

@@ -36,8 +36,8 @@ class Search:
 
     keys:        (of the queries, of the gallery): a query's ranking leaves out the gallery images with its key: itself,
                  or with cameras the images of its class and camera.
-    by_class:    [G] the gallery in the order of its classes and their cameras; [number of queries] the place in it at
-                 which the images that are left out begin.
+    gallery_by_class: [G] the gallery in the order of its classes and their cameras.
+    first_left_out: [number of queries] the place in gallery_by_class where the images that are left out begin.
     query_index, gallery_index: the indices of the queries and of the gallery among the N images.
     own:         [number of queries] the index of each query in the gallery; -1 where it is not in it.
     n_left_out:  [number of queries] the number of gallery images that are left out: the query, images of its camera.
@@ -62,7 +62,8 @@ class Search:
         keys = np.unique(labels * (cameras.max() + 1) + cameras, return_inverse=True)[1]
         self.keys = keys[self.query_index], keys[self.gallery_index]
         order = np.argsort(self.keys[1], kind='stable')
-        self.by_class = order, self.keys[1][order].searchsorted(self.keys[0])
+        self.gallery_by_class = order
+        self.first_left_out = self.keys[1][order].searchsorted(self.keys[0])
         self.n_left_out = np.bincount(self.keys[1], minlength=keys.max() + 1)[self.keys[0]]
         self.n_positives = self.sizes[self.query_labels] - self.n_left_out
         self.euclidean = ranking is None
@@ -108,13 +109,13 @@ class Search:
 
     def positives(self, rows):
         """[q, R] indices of the queries' positives in the gallery, and [q, R] bool: False where a query has fewer."""
-        (order, left_out), n_positives = self.by_class, self.n_positives[rows]
+        n_positives = self.n_positives[rows]
         slots = np.arange(n_positives.max())
         exists = slots < n_positives[:, None]
         first = np.concatenate([[0], self.sizes.cumsum()])[self.query_labels[rows]]
         places = first[:, None] + slots
-        places += (places >= left_out[rows, None]) * self.n_left_out[rows, None]
-        return order[np.where(exists, places, 0)], exists
+        places += (places >= self.first_left_out[rows, None]) * self.n_left_out[rows, None]
+        return self.gallery_by_class[np.where(exists, places, 0)], exists
 
     def scores(self, rows):
         """
@@ -158,10 +159,10 @@ class Search:
 
     def mask_excluded(self, scores, rows):
         """The scores [q, G] of the queries `rows`, with −inf for the images that are left out of their rankings."""
-        (order, first), counts = self.by_class, self.n_left_out[rows]
+        counts = self.n_left_out[rows]
         ends = counts.cumsum()
         places = np.repeat(np.arange(len(rows)), counts)
-        images = order[np.arange(len(places)) + (first[rows] - ends + counts)[places]]
+        images = self.gallery_by_class[np.arange(len(places)) + (self.first_left_out[rows] - ends + counts)[places]]
         scores[tuple(torch.as_tensor(index, device=scores.device) for index in (places, images))] = -torch.inf
         return scores
 

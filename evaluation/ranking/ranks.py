@@ -3,7 +3,8 @@ The ranks of every query's positives: exact, in memory that grows with the numbe
 
 The rank of a positive is 1 + the number of gallery images that come before it: images with a higher score, or with the
 same score and a smaller index. Three ways give the same ranks: by_counting or by_sorting on the CPU (faster_way chooses
-one of them), and by_torch on a GPU. They leave the queries that float32 cannot rank to by_differences.
+one of them), and by_torch on a GPU. They leave the queries that float32 cannot rank to by_differences; only distances
+that differ in the last digits of float32 may be ordered by rounding.
 """
 import numpy as np
 import torch

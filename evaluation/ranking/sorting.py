@@ -37,7 +37,8 @@ def sorted_ranks(search, part, depth):
     below = bisect(ascending, row * k, score) - row * k
     ranks = np.full(places.shape, np.inf)
     ranks[row, slot] = k - below
-    tied = (ascending[row, np.minimum(below + 1, k - 1)] == score) & (below + 1 < k) | (score == least[row])
+    next_is_equal = (ascending[row, np.minimum(below + 1, k - 1)] == score) & (below + 1 < k)
+    tied = next_is_equal | (score == least[row])           # bisect counts equal scores as if this one came first
     for number in np.flatnonzero(tied):
         others, place = scores[row[number]], places[row[number], slot[number]]
         ranks[row[number], slot[number]] = (1 + np.count_nonzero(others > score[number])

@@ -186,8 +186,8 @@ def test_only_the_validation_split_is_seen(quick, monkeypatch):
     model = architectures.select(opt)
     data = datasets.select(opt, model.input_size)
     seen, updates = [], []
-    monkeypatch.setattr(evaluation.protocol, 'embed', lambda opt, model, images, name: seen.append(images) or embed(
-        opt, model, images, name))
+    monkeypatch.setattr(evaluation.protocol, 'embed', lambda opt, model, images, *more: seen.append(images) or embed(
+        opt, model, images, *more))
     embed = evaluation.embedding.embed
 
     miner = batch_mining.select(changed(opt, miner_parametric_update_every=3))

@@ -236,3 +236,10 @@ def test_directions_keep_their_digits_far_from_the_origin(spread):
     found = criteria.dr_multisimilarity.cosines_at_anchors(batch, hardest)
     torch.testing.assert_close(found.double(), criteria.dr_multisimilarity.cosines_at_anchors(batch.double(), hardest),
                                rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize('loss', ['antico', 'center', 'contextual', 'dcl', 'liftedstructure'])
+def test_labels_of_another_shape_are_refused(loss, opt):
+    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
+    with pytest.raises(ValueError, match=r'expected labels \[B\] for embeddings \[B, D\], not \[6, 1\]'):
+        criterion(batch=random(0, 6, 4).float(), labels=torch.tensor([[0], [0], [1], [1], [2], [2]]))

@@ -97,7 +97,8 @@ def test_queries_that_are_in_the_gallery_are_validated_as_they_are_evaluated(qui
         part = ('train', 'val', 'test')[int(file.parent.name[-2:]) % 3]
         rows.append(f'{file},{file.parent.name},{part},true,{int(file.stem) < 4}')
     (tmp_path / 'list.csv').write_text('\n'.join(rows))
-    opt = configuration.parse([*quick, '--csv', str(tmp_path / 'list.csv'), '--bs', '8'])
+    opt = configuration.parse([*quick, '--csv', str(tmp_path / 'list.csv'), '--bs', '8', '--arch', 'conv4',
+                               '--eval_normalize'])
     built = parts.build(opt)
     found = evaluation.validate(opt, built.model, built.data, ['e_recall@1', 'nmi'])
     row, _ = evaluation.evaluate(opt, built.model, built.data)

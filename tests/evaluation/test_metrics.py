@@ -342,6 +342,7 @@ def test_rho_spectrum_at_0_is_the_spectrum_and_dead_dimensions_are_infinitely_fa
     ('c_e_recall@1', 'unknown.*; did you mean c_recall@1[?]'),
     ('e_recall', 'expected a whole number after an @: e_recall@1'),
     ('e_recall@0', 'expected a whole number after an @'),
+    ('e_recall@01', 'expected a whole number after an @'),
     ('nmi@1', 'expected no @'),
     ('dists', 'expected one of intra, inter, intra_over_inter after an @'),
     ('tpr@1', 'expected a fraction after an @: tpr@0.01'),

@@ -167,3 +167,16 @@ def test_class_distances_and_spectrum_depend_on_no_unit(scale):
     names = ['dists@intra', 'dists@inter', 'rho_spectrum@1', 'rho_spectrum@-1']
     expected, found = (evaluation.compute(names, torch.from_numpy(points * np.float32(s)), labels) for s in (1, scale))
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize('dim', [48, 96])
+def test_tied_distances_are_ordered_alike_by_every_backend(dim):
+    """Codes of norm 1, many at the same distance: rounding favours neither positives nor others."""
+    random = np.random.default_rng(0)
+    labels = np.arange(2500) // 10
+    codes = np.sign(random.normal(size=(250, dim)))[labels] * np.where(random.random((2500, dim)) < .25, -1, 1)
+    codes = torch.tensor(codes, dtype=torch.float32)
+    exact = evaluation.compute(['e_recall@1'], codes, labels, backend='sort')['e_recall@1']
+    for backend in EXACT:
+        found = evaluation.compute(['e_recall@1'], codes / dim ** .5, labels, backend=backend)
+        assert found['e_recall@1'] == pytest.approx(exact, abs=.005), backend

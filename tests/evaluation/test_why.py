@@ -1,4 +1,6 @@
 """Maps of what each place adds to the cosine of two images: against loops over pairs of places, and their sums."""
+import argparse
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 import architectures
-from evaluation import why
+from evaluation import pictures, why
+from evaluation.embedding import Embedded
 from tests.helpers import after_training, folder_of
 from utilities.errors import UserError
 
@@ -89,6 +92,11 @@ def test_networks_without_places_are_refused(opt):
     network.maps = None
     with pytest.raises(UserError, match='gives only pooled features'):
         why.check(opt(), network)
+
+
+def test_a_gallery_of_one_class_has_no_pairs_to_explain():
+    images = argparse.Namespace(labels=np.array([0, 0, 1]), is_query=np.array([True, False, True]), in_gallery=None)
+    assert pictures.why(Embedded(torch.eye(3), images), 0) is None
 
 
 def test_the_pair_of_a_picture_can_be_chosen(quick, run, patterns, tmp_path, capsys):

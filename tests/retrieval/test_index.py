@@ -75,6 +75,12 @@ def test_exact_search_is_brute_force(n_queries, with_faiss, tmp_path):
     assert paths[0] == ['/photos/3.png', '/photos/7.png'] and distances[0, 1] == 0
 
 
+def test_embeddings_that_are_nearly_the_same_have_their_nearest_rows(with_faiss):
+    embeddings = (1 + 1e-3 * np.random.default_rng(0).normal(size=(2000, 64))).astype(np.float32)
+    rows, _ = nearest_rows.nearest(embeddings, embeddings[:20], 10)
+    assert np.array_equal(rows, brute_force(embeddings, embeddings[:20], 10)[0])
+
+
 @pytest.mark.parametrize('codes', ['SQ8', 'PQ8', 'IVF16,SQ8', 'PCA12,SQ8', 'HNSW16'])
 def test_an_index_is_searched_by_codes_and_ranks_what_they_find_by_the_embeddings(codes, tmp_path):
     pytest.importorskip('faiss')
@@ -200,6 +206,7 @@ def test_added_and_removed_images_make_the_index_that_a_new_one_is(network, phot
     new, unreadable = make(tmp_path / 'new', network, paths[:9])
     assert len(new) == 9 and not unreadable
     make(tmp_path / 'index', network, paths[4:])
+    (tmp_path / 'index' / 'query_1.png').touch()             # a user's own
     changes.remove(tmp_path / 'index', paths[9:])
     index, _ = changes.add(tmp_path / 'index', *network, paths[:9])
     assert whole(index) == whole(new)
@@ -210,8 +217,8 @@ def test_added_and_removed_images_make_the_index_that_a_new_one_is(network, phot
     with pytest.raises(UserError, match='the index has no image in .*class_0; its first is .*class_01'):
         changes.remove(tmp_path / 'index', [photos / 'class_0'])
     assert {file.name.split('_')[0] for file in (tmp_path / 'index').iterdir()} == {
-        'embeddings', 'photos', 'index.json', 'unreadable.txt'}
-    assert len(list((tmp_path / 'index').iterdir())) == 4    # those of earlier generations are gone
+        'embeddings', 'photos', 'index.json', 'unreadable.txt', 'query'}
+    assert len(list((tmp_path / 'index').iterdir())) == 5    # those of earlier generations are gone
 
 
 def test_changed_and_unreadable_files(network, photos, tmp_path):

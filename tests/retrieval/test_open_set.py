@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retrieval
+from datasets.base import ImageSet
 from evaluation.embedding import Embedded
 from retrieval import identification, open_set
 from retrieval.identification import Answers
@@ -71,9 +72,17 @@ def test_metrics_equal_loops_with_ties_single_images_and_empty_groups(queries, t
     assert values == pytest.approx(brute_force(found, threshold / 8), abs=1e-12, nan_ok=True)
 
 
-def images_of(labels, is_query=None):
-    is_query = None if is_query is None else np.array(is_query)
-    return argparse.Namespace(labels=np.array(labels), is_query=is_query, in_gallery=None)
+class Images(argparse.Namespace):
+    """What an ImageSet says of its images."""
+    roles = ImageSet.roles
+
+    def __len__(self):
+        return len(self.labels)
+
+
+def images_of(labels, is_query=None, in_gallery=None):
+    is_query, in_gallery = (None if role is None else np.array(role) for role in (is_query, in_gallery))
+    return Images(labels=np.array(labels), is_query=is_query, in_gallery=in_gallery)
 
 
 def random_part(seed, sizes=(7, 1, 4, 2, 5, 6), ranking=None, is_query=None):
@@ -119,6 +128,18 @@ def test_a_fixed_gallery_stays_and_loses_the_unknown_classes():
     is_query, in_gallery = identification.divided(images, 1 / 3, 0)
     assert is_query.tolist() == images.is_query.tolist() and in_gallery.sum() == 2
     assert not (in_gallery & images.is_query).any()
+    listed = images_of(images.labels, images.is_query, ~images.is_query)       # a CSV names both roles of each image
+    again = identification.divided(listed, 1 / 3, 0)
+    assert again[0].tolist() == is_query.tolist() and again[1].tolist() == in_gallery.tolist()
+
+
+def test_validation_classes_without_gallery_images_do_not_count():
+    """A query that is never accepted since the gallery has no image of its class is not missed."""
+    is_query = [True, True, False] * 3 + [True] * 6
+    points = torch.eye(5)[[0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3]
+    part = Embedded(points, images_of(np.repeat(range(5), 3), is_query))
+    row = identification.calibrate(part, .1, 0)
+    assert (row['fnir'], row['fnir_low'], row['fnir_high'], row['fpir']) == (0, 0, 0, 0) and row['threshold'] < 1
 
 
 def test_distractors_stay_in_the_gallery_and_are_no_queries():

@@ -150,8 +150,12 @@ def test_the_list_of_lfw_is_read_as_it_is(trained, faces, capsys):
     (faces / 'pairsDevTest.txt').write_text('2\n' + ''.join(LFW.splitlines(keepends=True)[1:5]))        # no folds
     for file, sentence in (('pairs.txt', 'in 2 folds, 4 of one class'),
                            ('pairsDevTest.txt', 'accuracy          none: the threshold of a fold is chosen on the')):
-        assert after_training(trained, 'pairs', faces / file, '--photos', faces / 'lfw', *FLAGS) == 0
+        written = faces / f'{file}.csv'
+        assert after_training(trained, 'pairs', faces / file, '--photos', faces / 'lfw', *FLAGS, '--rows', written) == 0
         assert sentence in capsys.readouterr().out
+        with open(written, newline='') as opened:
+            decisions = {(bool(row['threshold']), bool(row['accepted'])) for row in csv.DictReader(opened)}
+        assert decisions == {(file == 'pairs.txt',) * 2}
 
 
 @pytest.mark.parametrize('name, text, sentence', [
@@ -163,7 +167,7 @@ def test_the_list_of_lfw_is_read_as_it_is(trained, faces, capsys):
     ('pairs.csv', 'path_a,path_b,same,fold\nx,y,1,1\nx,z,0,1\n', '3 of 3 images do not exist, such as'),
     ('pairs.csv', f'path_a,path_b,same,fold\n{"x" * 131_073},y,1,1\n', 'not a CSV file (field larger than field limit'),
     ('pairs.csv', f'path_a,path_b,same,fold\n{"x" * 300},y,1,1\nx,z,0,1\n', '4 of 4 images do not exist, such as'),
-    ('pairs.txt', '1 0\nAbel_Pacheco 1 4\n', "pair 1 is 'Abel_Pacheco 1 4'; expected name number"),
+    ('pairs.txt', '10 0\na 1 b 2\n', "neither a .csv file nor LFW's pairs.txt"),
     ('pairs.txt', f'1 {"9" * 5000}\nAbel_Pacheco 1 4\n', "neither a .csv file nor LFW's pairs.txt"),
     ('pairs.txt', f'1 1\nAbel_Pacheco 1 {"9" * 5000}\nA 1 B 2\n', 'pair 1 is '),
     ('pairs.txt', 'Abel_Pacheco 1 4\n', "neither a .csv file nor LFW's pairs.txt"),

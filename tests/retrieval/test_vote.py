@@ -23,6 +23,7 @@ def test_votes_by_hand():
     assert vote(['a', 'b', 'c'], np.sqrt([.04, 1, 3])) == {'class': 'a', 'share': pytest.approx(.98 / 1.48)}
     assert vote(['a', 'b', 'b'], np.array([3., 4, 5])) == {'class': 'b', 'share': pytest.approx(2 / 3)}
     assert vote(['b', 'a'], np.array([1., 1.01]))['class'] == 'b'                                   # the nearer one
+    assert vote(['a', 'b', 'b', 'a'], np.array([.2, .3, .97467, 1]))['class'] == 'a'    # b's share is 1e-6 larger
     assert vote(['a', 'b', 'a', 'b'], np.array([.5, .5, 1, 1])) == {'class': None, 'share': None}  # equally near
     assert vote(['a', 'b', 'a'], np.array([.5, .5, .5])) == {'class': 'a', 'share': pytest.approx(2 / 3)}
     assert vote(['a', 'b'], np.array([np.nan, 1])) == {'class': None, 'share': None}
