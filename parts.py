@@ -23,7 +23,7 @@ from flags.namespace import changed, flags_of_losses, unnoted
 from optimization import moving_average
 from records import backends, checkpoint
 from records.state import State, load_trained, reached, root
-from utilities import device, libraries, processes
+from utilities import device, libraries, mined, processes
 from utilities.errors import UserError, choose
 from utilities.files import cache_folder
 from utilities.image_size import sides, written
@@ -105,7 +105,7 @@ class Parts:
 
     def further_optimizers(self):
         """{name: optimizer} beside `optimizer`: of --embed_optim and --loss_optim, and the criterion's own."""
-        own = {'criterion': criteria.optimizers(self.criterion) if self.criterion else []}
+        own = {'criterion': mined.optimizers(self.criterion) if self.criterion else []}
         for part, thing in self.offering_outside_criterion('optimizers'):
             own.setdefault(part, []).extend(thing.optimizers())
         of_flags = self.schedule.further if self.schedule else {}

@@ -5,10 +5,11 @@ The lines of __call__ are the same for a batch that one process embeds at once, 
 (--micro_bs), and for one that several processes share. In the last two cases the gradient is cached (Gao et al.,
 Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup, 2021, https://arxiv.org/abs/2101.06983):
 
-1. embed: each process embeds its part of the batch in pieces, without keeping the graph. Process 0 gets all outputs.
+1. embed: each process embeds its part of the batch in pieces, without keeping the graph if there are several. Process 0
+   gets all outputs.
 2. loss: process 0 computes the loss of the whole batch. Criterion and miner are used there only.
-3. backward: the gradient with respect to the outputs goes back to the processes. Each embeds its pieces again, with the
-   same random numbers, and backpropagates the gradient through them.
+3. backward: the gradient with respect to the outputs goes back to the processes. A process with several pieces embeds
+   them again, with the same random numbers. Each backpropagates the gradient.
 4. update: the gradients of the network, and of trained parameters outside network and criterion, are summed over the
    processes, and all take the same optimizer step.
 """
@@ -208,8 +209,10 @@ class TrainingStep:
             optimizer.zero_grad()
         skipped = {'skipped_steps': ~norm.isfinite()} if self.scaler.is_enabled() else {}
         logged = self.parts.log()
-        for name in OF_EVERY_RUN & logged.keys():
-            raise UserError(f'self.log of the loss: {name} is a scalar that the run logs itself; choose another name')
+        taken = OF_EVERY_RUN & logged.keys()
+        if taken:
+            raise UserError(f'self.log of the loss: {min(taken)} is a scalar that the run logs itself; choose another '
+                            'name')
         return {'loss': loss, **logged, **self.of_step.counted, 'grad_norm': norm} | skipped
 
 

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: MIT
 """
 A control: triplets within one class, so that positives and negatives have no meaning. Roth et al., ICML 2020.
-
-Differs: `random_distance` shuffles the labels and changes nothing else. It and `intra_random` have their own names in
-the registry.
 """
 import torch
 
@@ -29,9 +26,9 @@ def intra_random_triplets(labels, n_triplets):
     # weights of 1 / size make the anchor's class uniform
     cumulated = (1 / size).cumsum(dim=0)
     threshold = torch.rand(n_triplets, device=labels.device) * cumulated[-1]
-    anchor = torch.searchsorted(cumulated, threshold, right=True).clamp(max=len(labels) - 1)
+    anchor = torch.searchsorted(cumulated, threshold, right=True)
     size = size[anchor, None]
-    index = (torch.rand(n_triplets, 2, device=labels.device) * size).long().minimum(size - 1)
+    index = (torch.rand(n_triplets, 2, device=labels.device) * size).long()
     return torch.cat([anchor[:, None], order[start[anchor, None] + index]], dim=1)
 
 

@@ -41,7 +41,7 @@ def npair_tuples(labels, negatives='all'):
     start = torch.searchsorted(ordered, ordered)
     size = torch.searchsorted(ordered, ordered, right=True) - start
     index = torch.arange(len(labels), device=labels.device) - start                # each sample's number in its class
-    step = 1 + (torch.rand(len(labels), device=labels.device) * (size - 1)).long().minimum((size - 2).clamp(min=0))
+    step = 1 + (torch.rand(len(labels), device=labels.device) * (size - 1)).long()
     chosen[order, order[start + (index + step) % size]] = size > 1    # none for a class of one sample
     return chosen, (labels[:, None] != labels) & chosen.any(dim=1, keepdim=True)
 

@@ -4,7 +4,7 @@ Negatives sampled from a distribution over bins of distances, which is fixed or 
 (PADS). Roth, Milbich and Ommer, PADS: Policy-Adapted Sampling for Visual Similarity Learning, CVPR 2020,
 https://arxiv.org/abs/2003.11113.
 
-Differs: A distance below the limits belongs to the first bin, one above them to the last bin, as in the public code.
+A distance below the limits belongs to the first bin, one above them to the last bin, as in the public code.
 """
 import torch
 

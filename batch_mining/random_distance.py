@@ -2,9 +2,6 @@
 """
 A control: distance-weighted mining for shuffled labels, so that positives and negatives have no meaning. Roth et al.,
 ICML 2020. The weights: Wu et al., ICCV 2017, https://arxiv.org/abs/1706.07567, section 4.1.
-
-Differs: `random_distance` shuffles the labels and changes nothing else. It and `intra_random` have their own names in
-the registry.
 """
 import torch
 

@@ -57,7 +57,6 @@ from criteria.wrapping import (  # noqa: F401
     select,
     takes_miner,
 )
-from utilities.mined import optimizers  # noqa: F401
 
 CRITERIA = {
     # Roth et al., ICML 2020

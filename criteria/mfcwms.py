@@ -65,12 +65,12 @@ def mfcwms_loss(batch, labels, proxies, alpha=0.01, beta=80.0, margin=0.8, reg_w
         # above the default threshold, 20, softplus is the identity: an error that float64 shows
         own = log_mean_exp(-alpha * cosines.gather(1, labels[:, None]), same)[:, 0]
         pull = (F.softplus(own, threshold=40) * share).sum() / alpha
-        others = log_mean_exp(beta * cosines, same)
-        both = others[:, labels]                                                                      # [B, B]
-        both = F.softplus(torch.logaddexp(both, both.T), threshold=40) * share
+        log_n = log_mean_exp(beta * cosines, same)
+        of_pairs = log_n[:, labels]                                                                   # [B, B]
+        pushes = F.softplus(torch.logaddexp(of_pairs, of_pairs.T), threshold=40) * share
         # a pair of a class of the batch and another one is in the sum over ordered pairs twice
         absent = torch.ones_like(cosines[0], dtype=torch.bool).scatter(0, labels, False)
-        push = (both.where(~same, 0).sum(dim=1) + 2 * F.softplus(others, threshold=40).where(absent, 0).sum(dim=1))
+        push = (pushes.where(~same, 0).sum(dim=1) + 2 * F.softplus(log_n, threshold=40).where(absent, 0).sum(dim=1))
         loss = (pull + (push * share).sum() / (2 * beta)) / n_classes
         if reg_weight:
             others = ~torch.eye(len(proxies), dtype=torch.bool, device=proxies.device)

@@ -87,8 +87,8 @@ class Flow(torch.nn.Module):
         self.clamp = clamp
         self.cond_mode = cond_mode
         self.n_first = round(dim / 2)
-        one = {'start': 0, 'mid': n_blocks // 2, 'end': n_blocks - 1}.get(cond_mode)
-        self.is_conditional = [one in (None, block) for block in range(n_blocks)]
+        only = {'start': 0, 'mid': n_blocks // 2, 'end': n_blocks - 1}.get(cond_mode)        # None: every block
+        self.is_conditional = [only is None or only == block for block in range(n_blocks)]
         orders = [torch.randperm(dim, generator=torch.Generator().manual_seed(block)) for block in range(n_blocks)]
         self.register_buffer('orders', torch.stack(orders))
         sizes = (dim - self.n_first, self.n_first), (self.n_first, dim - self.n_first)

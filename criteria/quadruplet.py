@@ -49,10 +49,10 @@ def sample_fourths(labels, triplets):
     anchor, negative = triplets[:, 0], triplets[:, 2]
     lower, upper = torch.where(start[anchor] < start[negative], torch.stack([anchor, negative]),
                                torch.stack([negative, anchor]))
-    of_lower, of_upper = size[lower], size[upper].where(start[lower] < start[upper], 0)      # 0 if both are one class
+    of_lower = size[lower]
+    of_upper = size[upper].where(start[lower] < start[upper], 0)   # 0 if both are one class
     n_choices = len(labels) - of_lower - of_upper
     index = (torch.rand(len(triplets), device=labels.device, dtype=torch.float32) * n_choices).long()
-    index = index.minimum((n_choices - 1).clamp(min=0))            # float32 may round up
     index = index + of_lower * (index >= start[lower])             # skip the two classes
     index = index + of_upper * (index >= start[upper])
     return order[index.clamp(max=len(labels) - 1)].where(n_choices > 0, -1)

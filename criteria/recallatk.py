@@ -31,9 +31,10 @@ class SumOverRows(torch.autograd.Function):
         total = matrix.new_zeros(())
         gradient = torch.zeros_like(matrix)
         for rows in torch.arange(len(matrix), device=matrix.device).split(n_rows):
-            with torch.enable_grad():
-                part = matrix[rows].requires_grad_()
-                value = term(part, rows)
+            part = matrix[rows]
+            with torch.set_grad_enabled(ctx.needs_input_grad[0]):
+                value = term(part.requires_grad_(ctx.needs_input_grad[0]), rows)
+            if ctx.needs_input_grad[0]:
                 gradient[rows] = torch.autograd.grad(value, part)[0]
             total += value.detach()
         ctx.save_for_backward(gradient)
@@ -59,7 +60,7 @@ def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_te
     Args:
         batch:            [B, D] embeddings, normalised here.
         labels:           [B] int64.
-        k:                numbers of retrieved samples; numbers above the batch size are replaced by it.
+        k:                numbers of retrieved samples, at most the number of samples, with the virtual ones.
         k_temperature:    temperature of the sigmoids that compare ranks with k.
         rank_temperature: temperature of the sigmoids that compare cosines.
         simix:            add virtual samples, random mixtures of two samples of a class (SiMix), to queries and

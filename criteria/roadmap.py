@@ -36,9 +36,10 @@ class SumOverRows(torch.autograd.Function):
         total = matrix.new_zeros(())
         gradient = torch.zeros_like(matrix)
         for rows in torch.arange(len(matrix), device=matrix.device).split(n_rows):
-            with torch.enable_grad():
-                part = matrix[rows].requires_grad_()
-                value = term(part, rows)
+            part = matrix[rows]
+            with torch.set_grad_enabled(ctx.needs_input_grad[0]):
+                value = term(part.requires_grad_(ctx.needs_input_grad[0]), rows)
+            if ctx.needs_input_grad[0]:
                 gradient[rows] = torch.autograd.grad(value, part)[0]
             total += value.detach()
         ctx.save_for_backward(gradient)

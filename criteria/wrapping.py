@@ -38,7 +38,10 @@ def chosen(opt, wrappers=(*AROUND_A_LOSS, *AROUND_THE_SUM)):
     found = []
     for wrapper in wrappers:
         unset = [flag for flag in wrapper.SET_BY if not values[flag]]
-        note(opt, *(flag for flag in wrapper.SET_BY if not {*unset} - {flag}))
+        for flag in wrapper.SET_BY:
+            others_are_set = not {*unset} - {flag}
+            if others_are_set:
+                note(opt, flag)
         if not unset:
             found.append(wrapper)
     return found
@@ -98,8 +101,8 @@ def build_sum(opt, batchminer):
     miners = batchminer if len(flags) > 1 else [batchminer]
     built = [build(part, miner) for part, miner in zip(flags, miners, strict=True)]
     for wrapper in chosen(opt, AROUND_A_LOSS):
-        files = {type(module).__module__ for criterion in built for module in criterion.modules()}
-        if wrapper.__name__ not in files:
+        modules_inside = {type(module).__module__ for criterion in built for module in criterion.modules()}
+        if wrapper.__name__ not in modules_inside:
             raise UserError(f'--{wrapper.SET_BY[0]} does not work with --loss {opt.loss}: {wrapper.NEEDS}')
     if len(built) == 1 and not opt.loss_weights:
         return built[0]
@@ -116,7 +119,8 @@ def build(opt, batchminer, wrappers=AROUND_A_LOSS):
     if loss and loss.REQUIRES_BATCHMINER:
         miner = fitted(loss, batchminer, opt.batch_mining)
     elif batchminer and takes_miner(opt):                         # a loss of a library, or with losses inside it
-        miner = Miner(batchminer, opt.batch_mining, takes_masks=True, use='own' if loss else 'any')
+        use = 'own' if loss else 'any'
+        miner = Miner(batchminer, opt.batch_mining, takes_masks=True, use=use, takes_counts=use == 'any')
     else:
         miner = None
     return put_around(wrappers, build_loss, opt, miner)

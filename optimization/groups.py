@@ -50,9 +50,8 @@ def check_once(groups, own):
     trained = [id(parameter) for optimizer in own for parameter in optimizer_parameters(optimizer)]
     for group in groups:
         params = group['params']
-        if isinstance(params, torch.Tensor):
-            params = [params]
-        trained += map(id, params)
+        group['params'] = [params] if isinstance(params, torch.Tensor) else list(params)     # a generator is read once
+        trained += map(id, group['params'])
     if len(trained) > len({*trained}):
         raise UserError('a parameter of the criterion is trained twice: leave the parameters of each of its '
                         'optimizers() out of its optim_dict_list, and of its other optimizers')

@@ -54,10 +54,10 @@ class Schedule:
             floor = opt.lr_floor
             last = opt.n_epochs * self.n_steps - 1                       # steps counted from 0, as in torch
             peak = opt.onecycle_peak * (last + 1) - 1
+            if last == 0:                                                # the run has a single step
+                return 1
             if step - 1 <= peak and peak > 0:
                 return between(ONE_CYCLE_START, 1, (step - 1) / peak)
-            if peak == last:                                             # the run has a single step
-                return 1
             return between(1, floor, min(1, (step - 1 - peak) / (last - peak)))
         return 1
 

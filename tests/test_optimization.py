@@ -55,9 +55,10 @@ def test_one_cycle_without_a_rise_and_of_one_step(opt):
     found = rates(opt, scheduler='onecycle', onecycle_peak=0., lr_floor=.1)
     assert found[0] == pytest.approx(1, abs=.01) and found[-1] == pytest.approx(.1)
     assert found == sorted(found, reverse=True)
-    flags = opt(scheduler='onecycle', onecycle_peak=1., n_epochs=1)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
-    assert optimization.Schedule(flags, optimizer, n_steps=1).factor(1) == 1
+    for peak in (0., .3, 1.):
+        flags = opt(scheduler='onecycle', onecycle_peak=peak, n_epochs=1)
+        assert optimization.Schedule(flags, optimizer, n_steps=1).factor(1) == 1
 
 
 def test_cosine_with_a_floor_is_that_of_torch_epoch_by_epoch(opt):

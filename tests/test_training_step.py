@@ -39,7 +39,7 @@ from tests.shared_batches import (
     train_on_gpus,
 )
 from training_step import TrainingStep
-from utilities import device, stopping
+from utilities import device, mined, stopping
 from utilities.errors import RunFailed, UserError
 from utilities.randomness import derive, seed_everything, seeded
 
@@ -587,7 +587,7 @@ def test_a_criterion_gets_the_images_as_the_backbone_does(monkeypatch):
 
 def test_the_schedule_leaves_an_optimizer_of_the_criterions_own_alone(asks_for_all):
     _, built, _ = build('--loss asks_for_all --batch_mining none --scheduler step --tau 1 --clip_grad_value 0.001')
-    own, = criteria.optimizers(built.criterion)
+    own, = mined.optimizers(built.criterion)
     names = {group['name']: group for group in built.optimizer.param_groups}
     assert names['criterion']['params'] == [built.criterion.scale]
     built.schedule.at(100)
@@ -715,6 +715,13 @@ def test_a_parameter_of_two_optimizers_is_refused(asks_for_all, monkeypatch):
     monkeypatch.setattr(AsksForAll, 'optimizers', lambda self: [self.optimizer, torch.optim.SGD(self.parameters())])
     with pytest.raises(UserError, match='trained twice: leave the parameters of each of its optimizers'):
         build('--loss asks_for_all --batch_mining none')
+
+
+def test_groups_beside_an_optimizer_of_the_criterions_own_keep_the_parameters_of_a_generator():
+    own, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    group = {'params': (parameter for parameter in [other])}
+    optimization.groups.check_once([group], [torch.optim.SGD([own])])
+    assert group['params'] == [other]
 
 
 # On GPUs

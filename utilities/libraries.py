@@ -166,15 +166,22 @@ class PmlCriterion(torch.nn.Module):
             tuples = []
             if self.batchminer is not None:
                 mined = self.batchminer(batch, labels)
-                # masks of positive and negative pairs, or triplets
-                indices = [mask.nonzero().T for mask in mined] if isinstance(mined, tuple) else [mined.T]
+                # masks of positive and negative pairs, or how often each counts; or triplets
+                indices = map(pairs_in, mined) if isinstance(mined, tuple) else [mined.T]
                 tuples = [tuple(itertools.chain(*indices))]
             return called(self.loss, batch, labels, *tuples, flag='--loss')
 
 
+def pairs_in(mask):
+    """The pairs in a mask [B, B], bool or how often each counts: [2, P] indices."""
+    pairs = mask.nonzero()
+    return pairs.repeat_interleave(mask[tuple(pairs.T)].long(), dim=0).T
+
+
 class PmlMiner:
     """
-    opt: batch_mining = pml:NAME. Returns triplets [T, 3], or two masks [B, B] if the library's miner returns pairs.
+    opt: batch_mining = pml:NAME. Returns the library's tuples: columns (anchors, positives, negatives), or for pairs
+    (anchors, positives, anchors, negatives).
     """
 
     def __init__(self, opt, given):
@@ -182,13 +189,7 @@ class PmlMiner:
 
     @torch.no_grad()
     def __call__(self, batch, labels):
-        mined = called(self.miner, batch, labels, flag='--batch_mining')
-        if len(mined) == 3:
-            return torch.stack(mined, dim=1)
-        masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
-        masks[0][mined[:2]] = True                                         # (anchors, positives, anchors, negatives)
-        masks[1][mined[2:]] = True
-        return tuple(masks)
+        return called(self.miner, batch, labels, flag='--batch_mining')
 
 
 class TorchCriterion(torch.nn.Module):

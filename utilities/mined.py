@@ -70,14 +70,19 @@ def from_columns(columns, batch):
     lengths = [len(column) for column in columns]
     if lengths[0] != lengths[1] or lengths[-1] != lengths[-2]:
         raise ValueError('columns of different lengths')
-    if any(len(column) and not 0 <= column.min() <= column.max() < len(batch) for column in columns):
-        raise ValueError('indices outside the batch')
+    for column in columns:
+        require_inside(column, batch)
     if len(columns) == 3:
         return torch.stack(columns, dim=1)
     counts = torch.zeros(2, len(batch), len(batch), dtype=torch.int64, device=batch.device)
     for count, first, second in zip(counts, columns[::2], columns[1::2], strict=True):
         count.index_put_((first, second), torch.ones_like(first), accumulate=True)
     return tuple(counts) if (counts > 1).any() else tuple(counts.bool())
+
+
+def require_inside(indices, batch):
+    if indices.numel() and not 0 <= indices.min() <= indices.max() < len(batch):
+        raise ValueError('indices outside the batch')
 
 
 def as_indices(column, device):
@@ -91,7 +96,7 @@ def as_indices(column, device):
 def is_column(part):
     """Whether a member of a tuple is a tensor or an array of one dimension, or a list of numbers."""
     if isinstance(part, list):
-        return not any(hasattr(number, '__len__') for number in part)
+        return not any(isinstance(number, list | tuple) or getattr(number, 'ndim', 0) for number in part)
     return getattr(part, 'ndim', None) == 1
 
 
@@ -104,7 +109,10 @@ def masks_from_lists(anchors, positives, negatives, batch):
     masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool)
     for mask, partners in zip(masks, (positives, negatives), strict=True):
         for anchor, others in zip(anchors, partners, strict=True):
-            mask[int(anchor), torch.as_tensor(others).long()] = True
+            anchor, others = torch.as_tensor(anchor), torch.as_tensor(others)
+            require_inside(anchor, batch)
+            require_inside(others, batch)
+            mask[anchor.long(), others.long()] = True
     return tuple(masks.to(batch.device))
 
 
@@ -146,9 +154,10 @@ class Miner:
                                 'two bool [B, B], or three or four tensors of indices (docs/extending.md)') from error
         self.of_step.mined = found
         has_counts = isinstance(found, tuple) and found[0].dtype != torch.bool
+        takes_it = self.takes_masks and (self.takes_counts or not has_counts)
         if has_counts and self.use == 'own':
             self.of_step.mined = tuple(counts.bool() for counts in found)
-        elif not self.takes_masks or has_counts and not self.takes_counts:
+        elif not takes_it:
             self.of_step.mined = self.last
         return self.of_step.mined
 
@@ -226,17 +235,20 @@ def checked(mined, batch):
         positives, negatives = mined
         if positives.shape != negatives.shape or positives.shape != (len(batch), len(batch)):
             raise ValueError('masks of other shapes')
-        return mined
+        return positives.to(batch.device), negatives.to(batch.device)
     if isinstance(mined, tuple) and len(mined) in (3, 4) and all(map(is_column, mined)):
-        return from_columns(mined, batch)
-    if isinstance(mined, tuple) and len(mined) == 3 and all(isinstance(part, list) for part in mined):
+        if any(map(len, mined)) or len(mined) == 4:
+            return from_columns(mined, batch)
+    if isinstance(mined, tuple) and len(mined) == 3:       # also ([], [], []), with which all losses are zero
         return masks_from_lists(*mined, batch)
     if isinstance(mined, tuple):
         raise TypeError('a tuple of neither columns nor masks')
-    triplets = torch.as_tensor(mined, device=batch.device)
+    triplets = torch.as_tensor(mined)
     if len(triplets) and (triplets.is_floating_point() or triplets.dtype == torch.bool or triplets.shape[1:] != (3,)):
         raise TypeError('no indices of triplets')
-    return triplets.long().reshape(-1, 3)
+    if triplets.device.type == 'cpu':                      # on a GPU, the host would wait
+        require_inside(triplets, batch)
+    return triplets.to(batch.device).long().reshape(-1, 3)
 
 
 def described(value):
@@ -250,9 +262,9 @@ def described(value):
 
 def own_groups(criterion):
     """
-    The optimizer groups of a criterion: its `optim_dict_list`, or one group of its parameters with its learning rate
-    `lr`, without those that it trains by its own optimizers; then the groups of the criterion inside it, if it is a
-    wrapper.
+    The optimizer groups of a criterion: its `optim_dict_list`, which then has all of them; otherwise one group of its
+    parameters with its learning rate `lr`, without those that it trains by its own optimizers, and the groups of the
+    criterion inside it, if it is a wrapper.
     """
     if hasattr(criterion, 'optim_dict_list'):
         return criterion.optim_dict_list

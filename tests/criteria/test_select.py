@@ -3,6 +3,7 @@ import copy
 import importlib.metadata
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from tests.criteria import cases, references
 from tests.criteria.cases import LABELS, UNIT
 from utilities import libraries
 from utilities.errors import UserError
-from utilities.mined import own_groups
+from utilities.mined import checked, own_groups
 
 SMALL = {'n_classes': 3, 'embed_dim': 3, 'bs': 6}
 
@@ -377,6 +378,19 @@ def test_masks_and_triplets_reach_the_library_as_its_own_tuples_would(miner, opt
     assert values[0] == pytest.approx(values[1], abs=1e-8)
 
 
+def test_a_pair_that_a_miner_of_the_library_repeats_counts_as_often(opt):
+    pytest.importorskip('pytorch_metric_learning')
+    from pytorch_metric_learning import losses, miners
+    torch.manual_seed(3)
+    tuples = miners.UniformHistogramMiner()(UNIT.float(), LABELS)
+    expected = losses.ContrastiveLoss()(UNIT.float(), LABELS, tuples).item()
+    torch.manual_seed(3)
+    flags = opt(loss='pml:ContrastiveLoss', batch_mining='pml:UniformHistogramMiner', **SMALL)
+    found = value(select(flags), UNIT.float())
+    positives = torch.stack(tuples[:2], dim=1)
+    assert found.item() == pytest.approx(expected) and len(positives) > len(positives.unique(dim=0))
+
+
 def test_a_loss_of_the_library_gets_its_sizes_trains_and_adds_up(opt):
     pytest.importorskip('pytorch_metric_learning')
     flags = {'loss': 'pml:ArcFaceLoss+pml:ProxyAnchorLoss+triplet', 'batch_mining': 'none+none+all', 'lr': .01, **SMALL,
@@ -470,8 +484,22 @@ def test_the_files_of_the_losses_tell_whether_they_have_a_distance(flags, expect
     (torch.zeros(4, 2).long(), r'it returned Tensor of int64 \[4, 2\]'),
     (torch.eye(8).bool(), r'it returned Tensor of bool \[8, 8\]'),
     ((torch.eye(3).bool(),) * 2, r'it returned tuple of 2, the first Tensor of bool \[3, 3\]'),
+    ([(0, 1, -1)], 'it returned list of 1, the first tuple of 3'),
+    (([0], [[1, -1]], [[4, 5]]), 'it returned tuple of 3, the first list of 1'),
+    ([(0, 1, -1)], 'it returned list of 1, the first tuple of 3'),
+    (([0], [[1, -1]], [[4, 5]]), 'it returned tuple of 3, the first list of 1'),
 ])
 def test_a_miner_that_returns_something_else_is_named(mined, sentence, opt):
     criterion = criteria.select(opt(loss='triplet', batch_mining='random'), lambda batch, labels: mined)
     with pytest.raises(UserError, match=f'--batch_mining random: {sentence}.*; expected triplets'):
         criterion(torch.rand(8, 4), torch.arange(8) // 2)
+
+
+def test_columns_and_lists_of_lists_are_told_apart():
+    batch = torch.rand(8, 2)
+    columns = tuple([*torch.tensor(numbers)] for numbers in ([0, 0], [1, 2], [3, 4]))      # lists of 0-d tensors
+    assert checked(columns, batch).tolist() == [[0, 1, 3], [0, 2, 4]]
+    positives, negatives = checked(([0, 2], [1, 3], np.array([[4, 5], [6, 7]])), batch)
+    assert positives.nonzero().tolist() == [[0, 1], [2, 3]]
+    assert negatives.nonzero().tolist() == [[0, 4], [0, 5], [2, 6], [2, 7]]
+    assert not any(mask.any() for mask in checked(([], [], []), batch))                    # a batch without pairs
