@@ -28,7 +28,7 @@ _KINDS = {'criterion': ('criteria', 'CRITERIA', 'loss_{}_'), 'miner': ('batch_mi
 _RUN = {'n_classes': {'type': 'int', 'at_least': 1, 'help': 'number of classes'},
         'embed_dim': {'type': 'int', 'at_least': 1, 'help': 'dimension of the embeddings'},
         'n_features': {'type': 'int', 'at_least': 1, 'help': 'number of pooled features of the backbone'},
-        'n_maps': {'type': 'int', 'at_least': 1, 'help': 'number of feature maps, None without'},
+        'n_maps': {'default': None, 'type': 'int', 'at_least': 1, 'help': 'number of feature maps, None without'},
         'superclasses': {'help': 'the super-classes of each class, [n_classes, levels]'},
         'class_counts': {'help': 'number of training images of each class, [n_classes]'},
         'lr': {'default': 0.00001, 'at_least': 0, 'help': 'learning rate'},
@@ -149,6 +149,11 @@ def sampler(name, labels, superclasses=None, embeddings=None, **settings):
     image_dict = {label: [] for label in sorted({label for _, label in image_list})}
     for index, label in image_list:
         image_dict[label].append((index, index))
+    if not image_list:
+        raise ValueError('sampler: expected labels [N] of one image or more')
+    for value, wanted, each in ((superclasses, len(image_dict), 'class'), (embeddings, len(labels), 'label')):
+        if value is not None and len(value) != wanted:
+            raise ValueError(f'sampler: expected {wanted} rows, one for each {each}, not {len(value)}')
     return module.Sampler(opt, image_dict, image_list, *further)
 
 
@@ -389,11 +394,11 @@ def _take_call(loss, n_classes, embed_dim, criterion, arguments, named):
     if any(value is not None for value in references):
         more |= _reference_keywords(loss, criterion, batch, references, tuples, n_classes)
     miners = [part.batchminer for part in criterion.modules() if hasattr(part, 'batchminer')]
-    if tuples is not None and not miners:
-        raise ValueError(f'criterion {loss!r} takes no tuples of a miner: leave out indices_tuple, or the miner '
-                         'of the trainer')
     found = None
     if tuples is not None:
+        if not miners:
+            raise ValueError(f'criterion {loss!r} takes no tuples of a miner: leave out indices_tuple, or the miner '
+                             'of the trainer')
         try:
             found = _mined.checked(tuples, batch)
         except (TypeError, ValueError, RuntimeError, IndexError):
@@ -408,6 +413,7 @@ def _take_call(loss, n_classes, embed_dim, criterion, arguments, named):
 
 
 def _called_with(batch, labels, indices_tuple=None, ref_emb=None, ref_labels=None, **more):
+    """The arguments of a call, positional or by name, bound as Python binds them to this signature."""
     return batch, labels, indices_tuple, (ref_emb, ref_labels), more
 
 

@@ -83,12 +83,15 @@ class Parts:
         """{name: scalar} of the dicts `log` of the parts; miner_<name> and so on for all parts but the criterion."""
         found = {}
         for part, value in vars(self).items():
-            for place, one in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            several = value if isinstance(value, list) else [value]
+            for place, one in enumerate(several):
                 log = getattr(one, 'log', None)
-                prefix = f'{part}_' if place is None else f'{part}_{place}_'
+                if not isinstance(log, dict):
+                    continue
+                prefix = f'{part}_{place}_' if isinstance(value, list) else f'{part}_'
                 if part == 'criterion':
                     prefix = ''
-                found |= {f'{prefix}{name}': scalar for name, scalar in (log if isinstance(log, dict) else {}).items()}
+                found |= {f'{prefix}{name}': scalar for name, scalar in log.items()}
         return found
 
     def with_state(self):
@@ -158,9 +161,11 @@ def let_embed(opt, parts, n_steps):
     Gives a memory bank the function embed() -> embeddings of the training images [N, D], and a miner that learns the
     function validate(metrics, step) -> {metric: value} of the validation images, and the progress of the training.
     """
+    without_views = changed(opt, eval_views=[])                   # embeddings of the training, which has none
+
     def embed():
         with preserved():
-            return evaluation.embed(opt, parts.model, parts.data.evaluation['train'], 'train').embeddings
+            return evaluation.embed(without_views, parts.model, parts.data.evaluation['train'], 'train').embeddings
 
     @functools.lru_cache(maxsize=1)                               # the miners of a sum ask for the same metrics
     def validate(metrics, step):
@@ -221,7 +226,7 @@ def check(opt, data):
 def has_positives(images, level):
     """Whether any query of an ImageSet has a positive in its gallery; at the level across, one of another group."""
     groups = images.groups if level == 'across' else None
-    return datasets.splits.lone_queries(images, groups) < images.n_queries
+    return datasets.splits.lone_queries(images, groups) < images.roles[0].sum()
 
 
 def check_pairs(opt, criterion):
@@ -273,7 +278,7 @@ def fit_embedding(opt, parts):
     if opt.embed_init == 'pca':
         keep_evaluated_features(opt, parts)
         train = parts.data.evaluation['train']
-        rows = evaluation.embed(opt, parts.model, train, 'train', features=True).embeddings
+        rows = evaluation.embed(changed(opt, eval_views=[]), parts.model, train, 'train', features=True).embeddings
         embedding_layer.fit(opt, parts.model.f_embed, rows)
 
 

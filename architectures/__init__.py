@@ -76,8 +76,9 @@ def select_backbone(opt):
     """The Backbone of --arch without its weights; nothing is downloaded. Raises UserError for an unknown name."""
     module, name = find(opt.arch)
     if module in PREFIXES.values():
-        if not name.startswith(getattr(module, 'SOURCES', ())) and name not in (names := module.names()):
-            raise unknown(opt.arch, names, f'{module.NAMES} lists the names')
+        has_source = name.startswith(getattr(module, 'SOURCES', ()))
+        if not has_source and name not in module.names():
+            raise unknown(opt.arch, module.names(), f'{module.NAMES} lists the names')
         backbone = module.backbone(opt, name)
     elif hasattr(module, 'Network'):                                  # a file of the public code
         backbone = Backbone(**public_network.backbone_arguments(opt, module))

@@ -45,7 +45,7 @@ class Backbone:
               convert it; None where it converts none.
     maps:     (network, images) -> the input of the pooling: the last maps [B, C, H, W], or the tokens [B, T, C] of a
               ViT; None if this is not known.
-    n_prefix: the number of tokens before the patch tokens; the first of them is the class token.
+    n_prefix: the number of tokens before the patch tokens; the first of them is the class token, if there is one.
     pool:     the pooling of --pool; None for the network's own pooling. select_backbone sets it.
     n_features: F; select_backbone finds it.
     f_embed:  the network's own embedding layer; None if it is made by the flags.
@@ -111,14 +111,18 @@ class EmbeddingNetwork(torch.nn.Module):
 
     def __init__(self, opt, backbone, frozen, normalize):
         super().__init__()
-        self.backbone, self.input_size, self.frozen, self.normalize = backbone.network, backbone.size, frozen, normalize
+        self.backbone = backbone.network
+        self.input_size = backbone.size
+        self.frozen = frozen
+        self.normalize = normalize
         self.bgr = backbone.bgr
         self.n_features = backbone.n_features
         self.warmup = opt.warmup
         self.warming_up = False
         for name in ('mean', 'std'):
             self.register_buffer(name, torch.tensor(getattr(backbone, name)).view(1, 3, 1, 1), persistent=False)
-        self.maps, self.pool = backbone.maps, backbone.pool
+        self.maps = backbone.maps
+        self.pool = backbone.pool
         self.f_embed = backbone.f_embed
         if self.f_embed is None:
             self.f_embed = embedding_layer(opt, backbone.n_features, opt.embed_dim // (len(opt.cascade) + 1))

@@ -16,6 +16,7 @@ class Gem(torch.nn.Module):
 
     def forward(self, maps):
         """[B, C, H, W] -> [B, C]; values below eps are set to eps."""
+        maps = maps.to(torch.promote_types(maps.dtype, torch.float32))       # x³ underflows in half precision
         return maps.clamp(min=self.eps).pow(self.p).mean(dim=(2, 3)).pow(1 / self.p)
 
 
@@ -48,7 +49,9 @@ def select(opt, backbone):
     if backbone.maps is None:
         raise UserError(f'--pool {opt.pool}: --arch {opt.arch} gives only pooled features; leave the flag out or '
                         'choose a network of timm')
-    if opt.pool.startswith('token') and not backbone.n_prefix:
+    network = backbone.network
+    has_class_token = getattr(network, 'has_class_token', getattr(network, 'cls_token', None) is not None)
+    if opt.pool.startswith('token') and not (backbone.n_prefix and has_class_token):
         raise UserError(f'--pool {opt.pool}: --arch {opt.arch} has no class token')
     if opt.pool == 'gem':
         return Gem()

@@ -41,9 +41,9 @@ def maps(network, images):
 
 def name_in_timm(opt, name):
     """The name of the network; for one of SOURCES, the `architecture` in its config.json, which may be downloaded."""
-    source, _, place = name.partition(':')
     if not name.startswith(SOURCES):
         return name
+    source, _, place = name.partition(':')
     try:
         if source == 'hf-hub':
             return library().models.load_model_config_from_hf(place)[1]
@@ -67,7 +67,7 @@ def read_state_dict(name):
     file = next((Path(place) / file for file in FILES if (Path(place) / file).exists()), None)
     if file is None:
         raise UserError(f'--arch timm:{name}: there is no {" or ".join(FILES)} in this folder; give --weights FILE')
-    return weights.read_state_dict(file)[0]
+    return weights.read_state_dict(file, flag=f'--arch timm:{name}')[0]
 
 
 def converted(network, state):

@@ -159,7 +159,7 @@ def state_dicts(content, place=''):
     """{place: mapping} of the mappings from names to tensors in the content of a file, such as `net` or `model.ema`."""
     if not isinstance(content, dict) or not content:
         return {}
-    if all(isinstance(value, torch.Tensor) for value in content.values()):
+    if all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in content.items()):
         return {place: content}
     found = {}
     for name, value in content.items():

@@ -34,6 +34,7 @@ def d2_coreset(points, k, generator, power=1.0):
     Returns: indices into points, int64 [k].
     """
     n, dim = points.shape
+    points = points.to(torch.promote_types(points.dtype, torch.float32))
     mean = points.mean(dim=0)
     values, vectors = torch.linalg.eigh(points.T.cov().view(dim, dim))
     # The floor avoids division by 0 in directions without variance, in which the whitened points stay near 0.

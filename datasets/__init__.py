@@ -111,12 +111,14 @@ def unlike_published(dataset, table):
 def at_level(table, opt):
     """The table with the super-classes of --train_level as classes, and the levels above as their super-classes."""
     levels = [table.superclasses, *table.coarser]
-    if opt.train_level > len(levels) or any(
-            levels[opt.train_level - 1].get(name) is None for name in table.classes):
-        n_levels = sum(all(level.get(name) is not None for name in table.classes) for level in levels)
-        raise UserError(f'--train_level {opt.train_level}: --dataset {opt.dataset} has {n_levels} levels of '
+    complete = [all(level.get(name) is not None for name in table.classes) for level in levels]
+    if opt.train_level > len(levels) or not complete[opt.train_level - 1]:
+        raise UserError(f'--train_level {opt.train_level}: --dataset {opt.dataset} has {sum(complete)} levels of '
                         'super-classes here; docs/data.md says which data sets have them')
     own, *above = levels[opt.train_level - 1:]
+    for level in above:
+        if len({(own[name], level[name]) for name in own}) > len({*own.values()}):
+            raise UserError(f'--train_level {opt.train_level}: a super-class is in two super-classes of a level above')
     superclasses, *coarser = [{own[name]: level[name] for name in own} for level in above] or [{}]
     return replace(table, classes=[own[name] for name in table.classes], superclasses=superclasses, coarser=coarser)
 

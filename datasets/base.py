@@ -1,5 +1,6 @@
 """The table of a data set's images on disk, and the image set of one split, which reads them."""
 import contextlib
+import decimal
 import os
 import random
 import re
@@ -119,10 +120,6 @@ class ImageSet(torch.utils.data.Dataset):
         return np.stack(numbers, axis=1)
 
     @property
-    def n_queries(self):
-        return len(self) if self.is_query is None else int(self.is_query.sum())
-
-    @property
     def roles(self):
         """Two bool arrays [N]: whether each image is a query, and whether it is in the gallery."""
         everyone = np.ones(len(self), bool)
@@ -229,7 +226,7 @@ def subfolders(folder):
                   if path.is_dir() and not path.name.startswith('.') and path.name != 'lost+found')
 
 
-def class_folders(folder, **properties):
+def class_folders(folder):
     """The table of a folder that contains one folder of images per class."""
     paths = []
     classes = []
@@ -238,7 +235,7 @@ def class_folders(folder, **properties):
         files = image_files(class_folder, ignored)
         paths += files
         classes += [class_folder.name] * len(files)
-    return ImageTable(paths, classes, ignored=ignored, **properties)
+    return ImageTable(paths, classes, ignored=ignored)
 
 
 def files_in(folder):
@@ -273,7 +270,7 @@ def note_similar_labels(where, labels):
     for label in sorted(labels):
         text = unicodedata.normalize('NFC', label.strip())
         is_number = re.fullmatch(r'[+-]?\d+(\.\d*)?', text)
-        key = float(text) if is_number else text.casefold()
+        key = decimal.Decimal(text) if is_number else text.casefold()
         alike.setdefault(key, []).append(label if label == text else ascii(label))
     pairs = [' and '.join(found) for found in alike.values() if len(found) > 1]
     if pairs:

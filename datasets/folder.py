@@ -29,7 +29,8 @@ def load(opt):
         if not table:
             require_no_deeper(source)
     if not table:
-        table = in_folders(find(opt, 'folder', ['images'], WHERE))
+        images = find(opt, 'folder', ['images'], WHERE)
+        table = official_split(images) or class_table(images)
     if {*table.classes} == {'.'} and not opt.unsupervised and not opt.evaluate:
         raise UserError(f'{source / "images"}: its images are in no class folders; make a folder for each class, list '
                         'the images in a --csv, or train without labels by --unsupervised')
@@ -46,11 +47,6 @@ def require_no_deeper(source):
         if found:
             raise UserError(f'--source_path {source}: it has no images/, train/ or test/, but {folder} has '
                             f'{", ".join(found)}: give --source_path {folder}')
-
-
-def in_folders(folder):
-    """The table of a folder that contains class folders, super-class folders with class folders, or official parts."""
-    return official_split(folder) or class_table(folder)
 
 
 def class_table(folder):

@@ -200,7 +200,7 @@ def check_columns(file, columns, used):
 def without_repeats(file, table, lines):
     """
     The table without the rows that repeat the file and box of an earlier row; prints how many. Raises UserError if such
-    a row has another label or part.
+    a row has another label, part or group.
     """
     check_names(table)
     real_folder = functools.cache(os.path.realpath)                      # a large list names few folders
@@ -209,7 +209,8 @@ def without_repeats(file, table, lines):
     no_values = [''] * len(lines)
     roles = [' and '.join(name for name, has in zip(('query', 'gallery'), role, strict=True) if has)
              for role in table.roles or ()]
-    entries = list(zip(table.classes, table.parts or no_values, roles or no_values, strict=True))
+    entries = list(zip(table.classes, table.parts or no_values, roles or no_values, table.groups or no_values,
+                       strict=True))
     for i, path in enumerate(table.paths):
         place = os.path.join(real_folder(path.parent), path.name)        # the same for ./a.jpg, and for linked folders
         key = (place, *table.boxes[i][1:5]) if table.boxes else place
@@ -218,9 +219,9 @@ def without_repeats(file, table, lines):
             conflicts.append((earlier, i))
     if conflicts:
         where = ' and '.join(f'as {" ".join(entries[i]).strip()} in line {lines[i]}' for i in conflicts[0])
-        raise UserError(f'--csv {file}: {len(conflicts):,} rows list an image again under another label or split, the '
-                        f'first: {table.sources[conflicts[0][1]]}, {where}; expected one row per image, in which both '
-                        'is_query and is_gallery may be true')
+        raise UserError(f'--csv {file}: {len(conflicts):,} rows list an image again under another label, split or '
+                        f'group, the first: {table.sources[conflicts[0][1]]}, {where}; expected one row per image, in '
+                        'which both is_query and is_gallery may be true')
     if len(first) < len(lines):
         print(f'Note: --csv {file}: {len(lines) - len(first):,} of {len(lines):,} rows list an image again and are '
               'left out')

@@ -26,9 +26,9 @@ class Loader(torch.utils.data.DataLoader):
             arguments['collate_fn'] = unchanged
         if arguments.get('num_workers'):
             arguments['collate_fn'] = Shared(arguments.get('collate_fn') or torch.utils.data.default_collate)
-        if arguments.get('num_workers') and sys.platform == 'linux':
-            # forkserver, the default since Python 3.14, would import all packages again in each worker
-            arguments['multiprocessing_context'] = 'fork'
+            if sys.platform == 'linux':
+                # forkserver, the default since Python 3.14, would import all packages again in each worker
+                arguments['multiprocessing_context'] = 'fork'
         keep_freed()
         super().__init__(dataset, worker_init_fn=ignore_lost_connections, **arguments)
 

@@ -47,8 +47,9 @@ def mlrc(opt, table):
 
 def closed_set(opt, table):
     """
-    Every class is in all three splits. A class's images in the test range are test images; the others go to the folds
-    in turn. The turn continues from class to class, so that small classes are not all validated in the same fold.
+    Every class is in all three splits, as far as it has images. A class's images in the test range are test images; the
+    others go to the folds in turn. The turn continues from class to class, so that small classes are not all validated
+    in the same fold.
     """
     of_class = images_of_classes(table)
     splits = {'train': [], 'val': [], 'test': []}
@@ -132,7 +133,8 @@ def cut_test(opt, items):
     start, end = (math.floor(len(items) * fraction + 1e-9)        # 10 * (0.7 + 0.1) is rounded below 8
                   for fraction in (opt.test_start, opt.test_start + opt.test_size))
     test = {i % len(items) for i in range(start, end)}
-    return [item for i, item in enumerate(items) if i not in test], [item for i, item in enumerate(items) if i in test]
+    others = [item for i, item in enumerate(items) if i not in test]
+    return others, [item for i, item in enumerate(items) if i in test]
 
 
 def images_of_classes(table, chosen=None):
@@ -278,7 +280,8 @@ def lone_queries(images, groups=None):
     n_left_out = in_gallery[is_query]                      # the query itself
     if groups is not None:
         groups = np.unique(groups, return_inverse=True)[1]
-        n_left_out = n_alike(images.labels * (groups.max() + 1) + groups)
+        pairs = np.unique(images.labels * (groups.max() + 1) + groups, return_inverse=True)[1]
+        n_left_out = n_alike(pairs)
     return int((n_alike(images.labels) == n_left_out).sum())
 
 

@@ -13,7 +13,7 @@ from flags.help_texts import Facts, Formatter, Help, facts
 from flags.method_flags import expected_number
 from utilities import image_size
 from utilities.errors import UserError
-from utilities.files import read_yaml
+from utilities.files import UniqueKeys, read_yaml
 
 LARGEST = 2 ** 63 - 1                # the largest whole number of tensors and of torch's seeds
 FACTS = inspect.signature(Facts).parameters
@@ -94,13 +94,16 @@ def yaml_mapping(text):
     return with_numbers(value)
 
 
+NUMBER = r'[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+'
+
+
 def with_numbers(value):
     """The value with texts such as 1e-8 as numbers: YAML 1.1 takes them for text, and JSON writes them."""
     if isinstance(value, dict):
         return {name: with_numbers(part) for name, part in value.items()}
     if isinstance(value, list):
         return [with_numbers(part) for part in value]
-    return float(value) if isinstance(value, str) and re.fullmatch(r'[-+]?\d+[eE][-+]?\d+', value) else value
+    return float(value) if isinstance(value, str) and re.fullmatch(NUMBER, value) else value
 
 
 class SizeOfImages(argparse.Action):
@@ -185,7 +188,7 @@ def flags_in_groups(parser, *titles):
 def read_config(parser, file, excluded=()):
     """The flags and values of a YAML file, checked as in accepted_settings()."""
     try:
-        settings = read_yaml(Path(file).read_text(encoding='utf-8')) or {}
+        settings = read_yaml(Path(file).read_text(encoding='utf-8'), UniqueKeys) or {}
     except OSError as error:
         raise UserError(f'--config {file}: {error.strerror}') from None
     except ValueError as error:
@@ -236,7 +239,8 @@ def merged(parser, earlier, later):
         method = facts(action).arguments_of
         if not method or name not in earlier:
             continue
-        if earlier.get(method) != later.get(method, earlier.get(method)) and method in earlier:
+        is_other_method = method in earlier and method in later and earlier[method] != later[method]
+        if is_other_method:
             result[name] = later.get(name, [])
         elif later.get(name):
             result[name] = merged_mappings(earlier[name], later[name])

@@ -239,6 +239,7 @@ def test_config_files_merge_left_to_right_and_the_command_line_wins(tmp_path):
     ('a: [', 'c.yaml: not a YAML file'),
     ('a: !!python/object/apply:os.getcwd []', 'c.yaml: not a YAML file'),
     ('1: 2', 'c.yaml: 1: unknown flag'),
+    ('lr: 1e-4\nlr: 2e-4', 'c.yaml: not a YAML file of flags: line 2: the key lr occurs twice'),
     (f'seed: {"1" * 5000}', 'c.yaml: not a YAML file of flags: .*5000 digits'),
     ('group: "a\\0b"', 'c.yaml: .*a flag cannot contain a NUL byte'),
     ('evaluation_metrics: [--n_epochs, "3"]', r'--evaluation_metrics  --n_epochs: unknown'),

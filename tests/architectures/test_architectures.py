@@ -215,6 +215,8 @@ def test_files_of_several_networks_or_of_another_one_are_refused_by_their_keys(s
     assert 'they lack 0.0.weight' in (error := refused({'net': other, 'epoch': 3}))
     assert error.endswith('; the file has the keys net, epoch')
     assert refused({'epoch': 3}).endswith('the file has the keys epoch')
+    numbered = {0: torch.ones(2), 1: torch.ones(2)}
+    assert refused({'net': other, 'class_weights': numbered}).endswith('the file has the keys net, class_weights')
 
 
 def test_a_file_with_other_objects_says_how_to_extract_the_weights(state, opt, tmp_path, monkeypatch, capsys):

@@ -93,6 +93,7 @@ def test_pooled_vits_with_their_norm_behind_the_mean_have_it_before(opt):
     ('timm:vit_tiny_patch16_224', 'gem', r'gives tokens \(\[1, 197, 192\] for one image\); choose from token, patches'),
     ('conv4', 'patches', r'gives maps \(\[1, 64, 2, 2\] for one image\); choose from avg, max, avg_max, gem'),
     ('conv4', 'token', 'conv4 has no class token'),
+    ('timm:vit_little_patch16_reg1_gap_256', 'token', 'has no class token'),
     ('torchvision:vit_b_32', 'avg', 'gives only pooled features; leave the flag out or'),
     ('pretrainedmodels:alexnet', 'avg', r'gives neither maps nor tokens \(\[1, 4096\] for one image\)'),
 ])

@@ -118,6 +118,9 @@ def test_a_csv_file_with_superclasses_of_several_levels(opt, tmp_path):
         (tmp_path / 'list.csv').write_text(f'path,label,superclass\n{rows}')
         with pytest.raises(UserError, match=sentence):
             select(opt, tmp_path, 'folder', csv=str(tmp_path / 'list.csv'))
+    (tmp_path / 'list.csv').write_text('path,label,superclass,superclass_above\n0.png,a,s,x\n1.png,b,s,y\n2.png,c,t,x')
+    with pytest.raises(UserError, match='--train_level 1: a super-class is in two super-classes of a level above'):
+        select(opt, tmp_path, 'folder', csv=str(tmp_path / 'list.csv'), train_level=1)
 
 
 def test_nested_folders_are_superclasses(opt, tmp_path):

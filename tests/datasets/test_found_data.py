@@ -387,13 +387,15 @@ def test_two_concatenated_lists_are_one(opt, tmp_path, capsys):
                                        'left out\n')
 
 
-@pytest.mark.parametrize('column, value', [('label', 'bird 9'), ('split', 'test')])
-def test_an_image_of_two_labels_or_splits_is_refused(column, value, opt, tmp_path):
-    table = birds(tmp_path).assign(split=['train'] * 4 + ['test'] * 4)
+@pytest.mark.parametrize('column, value', [('label', 'bird 9'), ('split', 'test'), ('group', 'east')])
+def test_an_image_of_two_labels_splits_or_groups_is_refused(column, value, opt, tmp_path):
+    table = birds(tmp_path).assign(split=['train'] * 4 + ['test'] * 4, group='west')
     other = table[:3].assign(**{column: value, 'path': ['./photos/0.png', './photos/1.png', './photos/2.png']})
-    with pytest.raises(UserError, match='3 rows list an image again under another label or split, the first: .*0.png, '
-                                        f'as bird 0 train in line 2 and as .*{value}.* in line 10; expected one row'):
-        listed(opt, tmp_path, pd.concat([table, other]), index=False)
+    with pytest.raises(UserError, match='3 rows list an image again under another label, split or group, the first: '
+                                        f'.*0.png, as bird 0 train .*in line 2 and as .*{value}.* in line 10; expected '
+                                        'one row'):
+        pd.concat([table, other]).to_csv(tmp_path / 'list.csv', index=False)
+        select(opt, tmp_path, csv=str(tmp_path / 'list.csv'), eval_level=['across'])
 
 
 def test_labels_are_compared_without_blanks_and_in_one_unicode_form(opt, tmp_path):
@@ -484,7 +486,7 @@ def test_queries_and_gallery_of_open_metric_learning(form, opt, tmp_path):
     data = listed(opt, tmp_path, table, index=False)
     is_query, in_gallery = data.evaluation['test'].roles
     assert is_query.tolist() == [True, False, True, True] and in_gallery.tolist() == [True, True, False, True]
-    assert data.train.is_query is None and data.evaluation['test'].n_queries == 3
+    assert data.train.is_query is None and data.evaluation['test'].roles[0].sum() == 3
     one = listed(opt, tmp_path, table.drop(columns='is_gallery'), index=False).evaluation['test']
     assert one.is_query.tolist() == [True, False, True, True] and (one.roles[1] == ~one.is_query).all()
     everyone = table.assign(is_query=True, is_gallery=True)
@@ -595,6 +597,12 @@ def test_folders_whose_names_differ_by_blanks_or_capitals(opt, tmp_path, capsys)
     assert classes_by_split(data) == {'train': ['lynx', 'owl'], 'test': ['Lynx', 'crow', 'owl ']}
     assert (f'Note: --source_path {tmp_path}: these labels are different classes, although they are one number, or '
             "differ in capitals or blanks only: Lynx and lynx, owl and 'owl '\n") in capsys.readouterr().out
+
+
+def test_long_numbers_are_labels_of_their_own(opt, tmp_path, capsys):
+    folders_of(tmp_path, ['train/10000000000000000', 'train/10000000000000001', 'test/7', 'test/7.0'])
+    select(opt, tmp_path)
+    assert 'blanks only: 7 and 7.0\n' in capsys.readouterr().out
 
 
 # Evaluation on changed data

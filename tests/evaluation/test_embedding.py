@@ -18,6 +18,7 @@ from architectures.embedding_network import EmbeddingNetwork
 from datasets.pipeline import Pipeline
 from evaluation import embedding
 from evaluation.embedding import network_input
+from records import checkpoint
 from tests.helpers import after_training, assert_same_end, export_here, folder_of, printed_metrics, rows_of
 from utilities.errors import UserError
 
@@ -76,6 +77,17 @@ def test_views_act_wherever_a_network_embeds(quick, run, tmp_path, capsys, monke
     hub = hubconf.network(folder)
     pixels = (torch.stack([transform(Image.open(path)) for path in paths]) * 255).round().to(torch.uint8)
     torch.testing.assert_close(hub(pixels), expected, rtol=0, atol=1e-5)
+
+
+def test_views_of_the_evaluation_do_not_change_the_training(quick, run, tmp_path):
+    """Neither by the memory bank of a sampler, nor by an embedding layer that is fitted to the training images."""
+    flags = [*quick, '--n_epochs', '1', '--pool', 'avg', '--embed_init', 'pca', '--data_sampler', 'greedy_coreset',
+             '--data_batchmatch_bigbs', '24']
+    for more in (['--group', 'none'], ['--group', 'views', '--eval_views', 'flip']):
+        assert run(*flags, *more) == 0
+    one, other = (checkpoint.load(folder_of(tmp_path, f'{group}_s1') / 'checkpoint_last.pt')['model']
+                  for group in ('none', 'views'))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize('arch', ['conv4', 'conv4_normalize'])
