@@ -6,6 +6,7 @@ does not include the embeddings.
 OMP_NUM_THREADS=1 python -m benchmarks.evaluation [--sizes CUB ...] [--dims 128 512]
 """
 import argparse
+import functools
 import itertools
 from statistics import median
 
@@ -64,17 +65,6 @@ def peers(points, labels, is_query=None):
     return {'faiss': search, 'PML': lambda: calculator.get_accuracy(points[queries], targets[queries], *reference)}
 
 
-def ranking_row(size, dim, rounds):
-    """(seconds, MB), each {name: number}: of the peers, and of `short` and `deep`, the metrics of SHORT and DEEP."""
-    points, labels, is_query = embeddings(*size, dim)
-    found = interleaved(peers(points, labels, is_query) | {
-        'short': lambda: evaluation.compute(SHORT, points, labels, is_query),
-        'deep': lambda: evaluation.compute(DEEP, points, labels, is_query)}, rounds)
-    seconds = {name: pair[0] for name, pair in found.items()}
-    peaks = {name: pair[1] for name, pair in found.items()}
-    return seconds, peaks
-
-
 def print_table(options):
     print(f'short: {", ".join(SHORT)}. deep: {", ".join(DEEP)}.\nfaiss: a flat search of {NEIGHBOURS} neighbours. '
           'PML: AccuracyCalculator, k = max_bin_count, for short.')
@@ -82,9 +72,13 @@ def print_table(options):
           f'deep / faiss, at most {DEEP_TARGET} | MB: faiss / PML / short / deep |')
     for name, dim in itertools.product(options.sizes, options.dims):
         rounds = 5 if SIZES[name][0] < 50_000 else 2
-        seconds, peaks = ranking_row(SIZES[name], dim, rounds)
+        points, labels, is_query = embeddings(*SIZES[name], dim)
+        compute = functools.partial(evaluation.compute, embeddings=points, labels=labels, is_query=is_query)
+        found = interleaved(peers(points, labels, is_query) | {
+            'short': functools.partial(compute, SHORT), 'deep': functools.partial(compute, DEEP)}, rounds)
+        seconds = {way: of_way for way, (of_way, _) in found.items()}
         times = ' | '.join(f'{time:.2f}' for time in seconds.values())
-        memory = ' / '.join(f'{peak:,.0f}' for peak in peaks.values())
+        memory = ' / '.join(f'{peak:,.0f}' for _, peak in found.values())
         print(f'| {name} x {dim} | {times} | '
               f'{seconds["PML"] / seconds["short"]:.2f} | {SHORT_TARGETS[name]} | '
               f'{seconds["deep"] / seconds["faiss"]:.2f} | {memory} |', flush=True)

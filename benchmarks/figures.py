@@ -76,7 +76,8 @@ def rows_of(command, seconds):
     if code is None:
         raise RunFailed(f'ended after {seconds} s')
     if code:
-        raise (UserError if code == 2 else RunFailed)(f'its process ended with exit code {code}')
+        kind = UserError if code == 2 else RunFailed
+        raise kind(f'its process ended with exit code {code}')
 
 
 def measure_all(benchmarks, of):

@@ -28,7 +28,6 @@ DIMS = (128, 512)                                         # default dimensions
 REPEATS = 15
 BUDGET = 4.0
 N_FEATURES = 2048                                         # number of features of the backbone
-CRITERIA = criteria.CRITERIA
 
 
 @dataclass
@@ -186,7 +185,8 @@ def random_batch(n_samples, n_images, dim):
 
 def step(loss, *arguments):
     """A function that computes the loss and its gradient."""
-    tensors = [*arguments, *getattr(loss, 'parameters', list)()]
+    parameters = loss.parameters() if isinstance(loss, torch.nn.Module) else []
+    tensors = [*arguments, *parameters]
     trained = [tensor for tensor in tensors if getattr(tensor, 'requires_grad', False)]
     return lambda: torch.autograd.grad(loss(*arguments), trained, allow_unused=True)
 
@@ -255,7 +255,7 @@ def main():
     torch.set_num_threads(1)
     names = [name for name, case in CASES.items() if {*case.loss.split('+')} & {*opt.losses}]
     if opt.classes:
-        modules = {name: [CRITERIA[part] for part in CASES[name].loss.split('+')] for name in names}
+        modules = {name: [criteria.CRITERIA[part] for part in CASES[name].loss.split('+')] for name in names}
         names = [name for name, parts in modules.items() if any(module.REQUIRES_OPTIM for module in parts)
                  and not any(module.REQUIRES_BATCHMINER for module in parts)]
         opt.sizes = [112]

@@ -14,9 +14,6 @@ DAY = 24                                                  # hours
 
 def build():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-
-    def add(name, default, help):
-        parser.add_argument(f'--{name}', type=type(default), default=default, help=help)
     for name, default, help in [
             ('losses', 14, 'number of losses'), ('trials', 50, 'trials of each search'), ('folds', 4, 'folds'),
             ('reproductions', 10, 'reproductions of the best setting on every fold'),
@@ -33,7 +30,7 @@ def build():
             ('link', 200.0, 'GB/s between GPUs of one machine (assumed)'),
             ('network', 25.0, 'GB/s between machines (assumed)'), ('latency', 50.0, 'us of a collective (assumed)'),
             ('per_machine', 8, 'GPUs of a machine')]:
-        add(name, default, help)
+        parser.add_argument(f'--{name}', type=type(default), default=default, help=help)
     parser.add_argument('--evaluated', nargs=2, type=int, metavar=('IMAGES', 'EVERY'),
                         help='print only the hours of one run on one GPU, which evaluates IMAGES every EVERY epochs')
     return parser

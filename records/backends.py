@@ -2,7 +2,7 @@
 Where records go besides the run folder's own files: TensorBoard, W&B, Comet. All use the same names.
 
 The attribute `last` is the last epoch that a backend has, so that after --resume each epoch is logged exactly once. A
-failure in their libraries never ends the run: it is printed as a note, and --resume sends what is missing.
+failure in their libraries never ends the run: it is printed as a note. W&B gets what is missing after --resume.
 """
 import contextlib
 import importlib.util
@@ -57,8 +57,8 @@ def failure(call, *arguments):
 
 
 def note(name, what, problem, folder):
-    print(f'Note: {name} {what} ({" ".join(problem.split())}). The run goes on without it. To send what is missing '
-          f'there afterwards: python main.py --resume {folder}')
+    remedy = f' To send what is missing there afterwards: python main.py --resume {folder}' if name == 'Wandb' else ''
+    print(f'Note: {name} {what} ({" ".join(problem.split())}). The run goes on without it.{remedy}')
 
 
 def origin(config):

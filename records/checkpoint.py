@@ -211,8 +211,11 @@ def load(path):
 
     Raises UserError if it is not one, or damaged: torch saves zip archives, whose members have CRC-32 checksums.
     """
-    if Path(path).suffix == '.safetensors':
-        return published.read(Path(path).parent)
+    path = Path(path)
+    if path.suffix == '.safetensors':
+        if path.name != published.BACKBONE or not published.is_folder(path.parent):
+            raise OtherFile(f'{path}: not the {published.BACKBONE} of an exported network')
+        return published.read(path.parent)
     if public_code.is_file(path):
         if zipfile.is_zipfile(path):                         # files of torch before 1.6 are no archives
             require_whole(path)

@@ -52,7 +52,10 @@ def checksum(entry):
 
 def require_unchanged(folder, entry):
     """Raises UserError where weights or config.json are not as they were written; earlier folders have no checksums."""
-    for file, expected in entry.get('sha256', {}).items():
+    sums = entry.get('sha256', {})
+    if not isinstance(sums, dict):
+        raise UserError(f'{folder}/{CONFIG}: sha256 is no mapping; download or export it again')
+    for file, expected in sums.items():
         path = Path(folder) / Path(file).name
         if path.is_file() and expected != (checksum(entry) if file == CONFIG else file_hash(path)):
             raise UserError(f'{path}: it was changed, or damaged, since it was exported (its SHA-256 differs); '

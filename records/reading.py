@@ -82,7 +82,7 @@ def find(place, settings, chosen=(), files=None):
     found = [folder for folder in place.parent.glob(f'{glob.escape(place.name)}*')
              if re.fullmatch(re.escape(place.name) + r'(_\d+)?', folder.name)
              and is_run_folder(folder) and are_same(settings, run_folder.read(folder), chosen, files)]
-    return max(found, default=None, key=lambda folder: ((folder / LAST).exists(), progress(folder)))
+    return max(found, default=None, key=lambda folder: ((folder / LAST).exists(), progress(folder)[::-1]))
 
 
 def are_same(settings, config, chosen=(), files=None):
@@ -178,7 +178,7 @@ def reached(flags, rows):
 def run_progress(folder, flags, rows, summary):
     """'finished', or how far a run came. Raises UserError where log.csv ends before the last epoch of summary.json."""
     finished, last = summary
-    if [row['epoch'] for row in rows] != list(range(len(rows))) and flags.get('eval_every', 1) == 1:
+    if [row['epoch'] for row in rows] != list(range(len(rows))):
         raise UserError(f'{folder}/log.csv: rows are missing: its epochs are not 0, 1, 2 and so on; copy it again, or '
                         'leave the run out')
     in_log = rows[-1]['epoch'] if rows else -1

@@ -31,7 +31,7 @@ def check_names(opt):
     """Raises UserError for a --group or --savename that cannot be the name of a folder."""
     for flag, name in (('group', opt.group), ('savename', opt.savename)):
         if Path(name).name != name or name in ('', '..'):
-            raise UserError(f'--{flag} {name}: it names a folder and must not hold a slash')
+            raise UserError(f'--{flag} {name}: it names a folder: give a name without a slash, and not . or ..')
         if not name.isprintable():
             raise UserError(f'--{flag} {ascii(name)}: it names a folder and must not hold line breaks or other control '
                             'characters')
@@ -107,7 +107,9 @@ def require_same_data(folder, description):
 
 def file_checksum(place):
     """The beginning of the SHA-256 hash of a file, or of a run folder's last checkpoint; None where there is none."""
-    file = Path(place or '/')
+    if not place:
+        return None
+    file = Path(place)
     if file.is_dir():
         file = file / LAST
     return file_hash(file)[:16] if file.is_file() else None

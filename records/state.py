@@ -150,7 +150,11 @@ class State:
                 n_encoded = len(writer.alive)
                 try:
                     is_own = self.is_stored(thing, name) or self.is_always_saved(thing, name)
-                    found[name] = writer.encode(value, is_own)
+                    encoded = writer.encode(value, is_own)
+                    if encoded == ('at', joined(place, name)) and encoded[1] not in self.objects:
+                        raise Unsaveable(f'is a {type(value).__name__} that has changed in place, which no checkpoint '
+                                         'can hold; keep numbers, tensors, or lists and dicts of them')
+                    found[name] = encoded
                 except Unsaveable as error:
                     writer.forget(n_encoded)
                     self.note(joined(place, name), error)
@@ -168,7 +172,8 @@ class State:
         return saved
 
     def has_changed(self, place, thing, name, value, by_memory):
-        if self.constant.get((place, name), self) is value:   # most of them, by far
+        unknown = self                                        # no attribute is the State; None could be one
+        if self.constant.get((place, name), unknown) is value:            # most of them, by far
             return False
         if self.place_of(value) is None and encoding.is_left_out(value):
             return False                                      # such as a function, which the resumed run has, too

@@ -79,10 +79,15 @@ class Trace:
 
 def scalar(name, value):
     """A value of the log as a 0-d tensor without graph. Raises UserError for one of another shape."""
-    found = torch.as_tensor(value).detach()
-    if found.dim():
-        raise UserError(f'self.log of a loss or miner: {name} is a value of the shape {[*found.shape]}; expected a '
-                        'number or a tensor without dimensions, such as a mean')
+    try:
+        found = torch.as_tensor(value).detach()
+        kind = f'a value of the shape {[*found.shape]}'
+    except (TypeError, ValueError, RuntimeError):
+        found = None
+        kind = f'of the type {type(value).__name__}'
+    if found is None or found.dim():
+        raise UserError(f'self.log of a loss or miner: {name} is {kind}; expected a number or a tensor without '
+                        'dimensions, such as a mean')
     return found
 
 
@@ -102,7 +107,7 @@ def hard_pairs(batch, labels):
     (2, 3)
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    distances = torch.cdist(batch, batch)
+    distances = torch.cdist(batch, batch, compute_mode='donot_use_mm_for_euclid_dist')
     same = labels[:, None] == labels
     positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     nearest = distances.masked_fill(same, torch.inf).amin(dim=1, keepdim=True)

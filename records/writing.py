@@ -185,7 +185,7 @@ def singular_values(row):
 
 def as_text(value):
     """A number as text with all digits, so that equal numbers give equal files."""
-    return '' if value is None else repr(value)
+    return '' if value is None else repr(value.item() if isinstance(value, np.generic) else value)
 
 
 def with_nulls(value):

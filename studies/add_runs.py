@@ -68,6 +68,4 @@ def main(arguments=None, rows=photos.ROWS):
 
 
 if __name__ == '__main__':
-    with errors.reported('studies.add_runs') as end:
-        main()
-    sys.exit(end.code)
+    sys.exit(errors.exit_code('studies.add_runs', main))

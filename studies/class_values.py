@@ -21,7 +21,8 @@ TOLERANCE = 1e-5                             # between the mean over images here
 
 def class_means(part):
     """(MAP@R, number of queries) per class [C] of the Embedded test split, without the classes of one image."""
-    search, found = part.search(), np.full(len(part.embeddings), np.nan)
+    search = part.search()
+    found = np.full(len(part.embeddings), np.nan)
     for queries, ranks in ranking.positive_ranks(search, search.n_positives):
         found[search.query_index[queries]] = rank_metrics.map_at_r(ranks, search.n_positives[queries])
     judged = ~np.isnan(found)

@@ -19,7 +19,8 @@ FOLDER = Path(__file__).parent
 ROWS = FOLDER / 'rows'
 TIERS = {'finetuned': 'Photos', 'frozen': 'Frozen'}           # {part of photos.yaml: prefix of groups}
 TITLES = {'finetuned': 'fine-tuned', 'frozen': 'frozen features'}
-NOT_RUN, TOO_FEW = 'not run yet', 'too few seeds so far'         # in place of an answer
+NOT_RUN = 'not run yet'                                       # in place of an answer
+TOO_FEW = 'too few seeds so far'                              # likewise
 FIXED = ('Untrained', 'Untrained_512')                        # settings without randomness
 MAP, RECALL = 'map_at_r', 'e_recall@1'
 DENSITY = Column('train', 'rho_spectrum@2').name
@@ -43,12 +44,12 @@ def read(tier, rows=ROWS):
     """
     file = rows / f'{TIERS[tier].lower()}.csv'
     found = {name: ({}, {}) for name in registered()['sets']}
-    contents = {(run.group, run.seed, 0): run for run in final_rows.read(file)}
-    contents |= {(group, seed, 1): values for (group, seed), values in class_values.read(class_file(file)).items()}
-    for (group, seed, place), content in contents.items():
-        _, name, setting = group.split('_', 2)
-        if name in found:                                     # other sets have no questions
-            found[name][place].setdefault(setting, {})[seed] = content
+    in_rows = {(run.group, run.seed): run for run in final_rows.read(file)}
+    for place, part in enumerate((in_rows, class_values.read(class_file(file)))):
+        for (group, seed), content in part.items():
+            _, name, setting = group.split('_', 2)
+            if name in found:                                 # other sets have no questions
+                found[name][place].setdefault(setting, {})[seed] = content
     for name, (runs, _) in found.items():
         groups.require_one_test_set(name, [run for of_seeds in runs.values() for run in of_seeds.values()])
     return found
@@ -129,6 +130,8 @@ def over_classes(question, classes, seeds):
     """
     names = settings_of(question)
     if not {'one', 'spread'} & question.keys() or not names <= classes.keys():
+        return None
+    if any(not seeds <= classes[name].keys() for name in names if name not in FIXED):
         return None
     sizes = next(iter(classes[min(names)].values()))[1]
     drawn = np.random.default_rng(0).multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), DRAWS) * sizes

@@ -8,7 +8,6 @@ Lines of other searches, which are not in the folder, stay in the file.
 """
 import argparse
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -55,11 +54,9 @@ def main(arguments=None):
     settings = read(FILE) if FILE.exists() else {}
     settings |= {key: flags for key, flags in found.items() if flags}
     FILE.parent.mkdir(exist_ok=True)
-    write_text(FILE, ''.join(f'{shlex.join([*key, *settings[key]])}\n' for key in sorted(settings)))
+    write_text(FILE, ''.join(f'{" ".join([*key, *settings[key]])}\n' for key in sorted(settings)))
     print(FILE)
 
 
 if __name__ == '__main__':
-    with errors.reported('studies.settings') as end:
-        main()
-    sys.exit(end.code)
+    sys.exit(errors.exit_code('studies.settings', main))

@@ -229,19 +229,25 @@ def test_the_embeddings_have_the_recall():
 def test_ctrl_c_ends_ranking_within_a_tile(monkeypatch):
     """A strip of queries takes seconds with a million images: the loop over its tiles checks for requests to stop."""
     points, labels, _ = embeddings(5000, 500, 20, 0, 8)
-    products = []
+    products, strips = [], []
 
     def product(queries, gallery, compute=counting.product):
-        products.append(queries)
-        stopping.requested = len(products) == 12               # 10 are of the strips and their samples
+        if strips:                                             # those before are of the strips and their samples
+            products.append(queries)
+        stopping.requested = len(products) == 2
         return compute(queries, gallery)
 
+    def count_strip(counter, number, count=counting.Counting.count_strip):
+        strips.append(number)
+        return count(counter, number)
+
     monkeypatch.setattr(counting, 'product', product)
+    monkeypatch.setattr(counting.Counting, 'count_strip', count_strip)
     monkeypatch.setattr(stopping, 'requested', False)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
     with pytest.raises(KeyboardInterrupt):
         evaluation.compute(['e_recall@1', 'map_at_r'], points, labels, backend='count')
-    assert len(products) == 12
+    assert len(products) == 2 and strips[0] == 0
 
 
 @pytest.mark.parametrize('module, more', [('losses', ['--losses', 'triplet', '--sizes', '112', '--dims', '8']),

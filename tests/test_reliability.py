@@ -414,7 +414,12 @@ def test_a_failing_disk_at_the_log(half, run, monkeypatch, capsys, trained):
         write_csv(file, rows)
 
     full = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(half / 'log.csv'))
-    assert errors.machine_reason(full, half).startswith('No space is left to write to')
+    assert errors.machine_reason(full, half).startswith(f'No space is left to write to {half} (')
+    elsewhere = PermissionError(errno.EACCES, os.strerror(errno.EACCES), '/data/teacher.bin')
+    assert errors.machine_reason(elsewhere, half).startswith('/data/teacher.bin cannot be accessed (Permission denied)')
+    with contextlib.closing(sqlite3.connect(':memory:')) as base, pytest.raises(sqlite3.OperationalError) as caught:
+        base.execute('SELECT x FROM nowhere')
+    assert errors.machine_reason(caught.value, half) is None
     with monkeypatch.context() as patch:
         patch.setattr(writing, 'write_csv', write)
         assert 'cannot be written to' in failed(run, ['--resume', half, '--n_epochs', '2'], capsys, half)

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 import configuration
 import main
@@ -265,9 +266,12 @@ def test_a_run_starts_from_a_trained_network(copied, quick, refused, run, tmp_pa
     lambda state: {'teacher': {name.replace('.', '._orig_mod.', 1): value for name, value in state.items()}}])
 def test_a_run_starts_from_weights_that_another_program_saved(wrap, copied, quick, refused, run, tmp_path):
     state = checkpoint.load(copied / 'checkpoint_last.pt')['model']
+    save_file({name: value.contiguous() for name, value in state.items()}, tmp_path / 'own.safetensors')
+    assert run(*quick, *FEW, '--start_from', tmp_path / 'own.safetensors', '--group', 'safe', '--n_epochs', '0') == 0
     torch.save(wrap(state), file := tmp_path / 'own.pth')
     start = [*quick, *FEW, '--start_from', file, '--group', 'on', '--n_epochs', '0']
     assert run(*start) == 0
+    assert rows_of(folder_of(tmp_path, 'safe_s1'))[0]['test_e_recall@1'] == rows_of(copied)[2]['test_e_recall@1']
     assert rows_of(folder_of(tmp_path, 'on_s1'))[0]['test_e_recall@1'] == rows_of(copied)[2]['test_e_recall@1']
     assert 'do not fit the network of this run (--weights takes' in refused(*start, '--embed_dim', '8')
     del state['f_embed.weight']

@@ -13,6 +13,7 @@ from .stopping import check  # relative: hubconf.py loads this file under anothe
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
+SQLITE_NO_ACCESS = ('SQLITE_BUSY', 'SQLITE_CANTOPEN', 'SQLITE_IOERR', 'SQLITE_LOCKED', 'SQLITE_PERM', 'SQLITE_READONLY')
 NO_MEMORY = re.compile(
     r".*(MemoryError|out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|bad_alloc).*")
 NEEDS_LESS = ('training needs less with a smaller --micro_bs, which keeps the loss, a smaller --bs or --amp bfloat16, '
@@ -78,7 +79,8 @@ def is_full(error):
 
 def is_disk_error(error):
     """Whether an error says that a disk is full or refuses access."""
-    return is_full(error) or number_of(error) in NO_ACCESS or isinstance(error, sqlite3.OperationalError)
+    of_sqlite = getattr(error, 'sqlite_errorname', '').startswith(SQLITE_NO_ACCESS)
+    return is_full(error) or number_of(error) in NO_ACCESS or of_sqlite
 
 
 def causes(error):
@@ -94,9 +96,12 @@ def machine_reason(error, folder):
         return f'The run folder {folder} was removed while the run was writing to it.'
     for one in filter(is_disk_error, causes(error)):
         text = getattr(one, 'strerror', None) or one
+        place = getattr(one, 'filename', None) or folder
+        if Path(place).is_relative_to(folder):
+            place = folder
         if is_full(one):
-            return f'No space is left to write to {folder} ({text}). {KEPT}'
-        return f'{folder} cannot be written to ({text}). {KEPT}'
+            return f'No space is left to write to {place} ({text}). {KEPT}'
+        return f'{place} cannot be {"written to" if place == folder else "accessed"} ({text}). {KEPT}'
     return None
 
 

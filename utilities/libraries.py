@@ -17,7 +17,7 @@ import re
 import torch
 import torch.nn.functional as F
 
-from utilities.errors import RunFailed, UserError, choose
+from utilities.errors import NO_MEMORY, RunFailed, UserError, choose
 
 PML = 'pml:'
 TORCH = 'torch:'
@@ -135,9 +135,11 @@ def called(function, *arguments, flag):
     """function(*arguments). Raises UserError if the library's class cannot be called this way."""
     try:
         return function(*arguments)
-    except (UserError, RunFailed, torch.OutOfMemoryError):
+    except (UserError, RunFailed, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the library raises anything
+        if NO_MEMORY.search(str(error)):
+            raise
         raise UserError(f'{flag} {PML}{type(function).__name__} does not work here: {reason(error)}; its arguments '
                         f'are set with {NAMES[flag]}') from error
 
@@ -213,7 +215,8 @@ class TorchCriterion(torch.nn.Module):
             limit = opt.embed_dim ** -0.5                               # as in torch.nn.Linear
             self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
             self.biases = torch.nn.Parameter(torch.empty(opt.n_classes).uniform_(-limit, limit))
-        given = given | {key: torch.tensor(value) for key, value in given.items() if isinstance(value, list)}
+        given = given | {key: torch.tensor(value, dtype=torch.float32) for key, value in given.items()
+                         if isinstance(value, list)}
         try:
             self.loss = getattr(torch.nn, name)(**given)
             value = self(torch.zeros(2, opt.embed_dim), torch.zeros(2, dtype=torch.long))

@@ -159,6 +159,7 @@ class Counting:
         """
         scores = np.full(columns.shape, np.inf, self.gallery.dtype)
         for left in range(0, len(self.gallery), TILE):
+            stopping.check()
             row, slot = np.nonzero(exists & (columns // TILE == left // TILE))
             if len(row):
                 scores[row, slot] = product(points, self.gallery[left:left + TILE])[row, columns[row, slot] - left]

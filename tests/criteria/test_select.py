@@ -378,6 +378,14 @@ def test_masks_and_triplets_reach_the_library_as_its_own_tuples_would(miner, opt
     assert values[0] == pytest.approx(values[1], abs=1e-8)
 
 
+def test_a_loss_of_the_library_that_runs_out_of_memory_is_no_users_error():
+    def without_memory():
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+    with pytest.raises(RuntimeError, match='DefaultCPUAllocator') as caught:
+        libraries.called(without_memory, flag='--loss')
+    assert not isinstance(caught.value, UserError)
+
+
 def test_a_pair_that_a_miner_of_the_library_repeats_counts_as_often(opt):
     pytest.importorskip('pytorch_metric_learning')
     from pytorch_metric_learning import losses, miners

@@ -19,7 +19,7 @@ def fine(loss, **flags):
     ('CrossEntropyLoss', {'label_smoothing': .1}, lambda logits, labels: -torch.stack([
         (.9 * (torch.arange(10) == label).double() + .01) @ row.log_softmax(dim=0)
         for row, label in zip(logits, labels, strict=True)]).mean()),
-    ('CrossEntropyLoss', {'weight': [1., 0.] * 5}, lambda logits, labels: -sum(
+    ('CrossEntropyLoss', {'weight': [1, 0] * 5}, lambda logits, labels: -sum(
         row.log_softmax(dim=0)[label] * (label % 2 == 0) for row, label in zip(logits, labels, strict=True)
     ) / (labels % 2 == 0).sum()),
     ('BCEWithLogitsLoss', {}, lambda logits, labels: -torch.stack([

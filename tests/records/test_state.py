@@ -295,6 +295,17 @@ def test_what_cannot_be_saved_is_named_once(make, words, is_built, tmp_path, cap
         assert found.count('Note: criterion.source') == 1 and words in found
 
 
+@pytest.mark.parametrize('make', [lambda: bytearray(4), lambda: collections.UserDict({0: 0})])
+def test_what_is_built_and_changed_in_place_but_cannot_be_saved_is_named(make, capsys):
+    part = Inner()
+    part.seen = make()
+    state = state_of(criterion=part)
+    part.seen[0] = 1
+    assert state.save() == {}
+    kind = type(part.seen).__name__
+    assert f'Note: criterion.seen is a {kind} that has changed in place' in capsys.readouterr().err
+
+
 def test_a_file_that_is_written_and_code_are_no_state(tmp_path, capsys):
     part = Inner()
     state = state_of(criterion=part)

@@ -232,6 +232,7 @@ def cut_log(edit):
     (cut_log(lambda lines: ''.join(lines[:-1]) + '4,0.5\n'), 'log.csv, line 6: cut off or damaged: 2 value'),
     (cut_log(lambda lines: ''.join(lines[:-2])),
      'log.csv: 2 of 4 epochs, but summary.json has epoch 4: rows are missing'),
+    (cut_log(lambda lines: ''.join(lines[:2] + lines[3:])), 'log.csv: rows are missing: its epochs are not 0, 1, 2'),
     (cut_log(lambda lines: ''.join(lines).replace('1e-05', 'x')), 'log.csv, line 2: not the numbers of a run'),
     (lambda folder: (folder / 'summary.json').write_text('{"finished": tr'), 'summary.json: not a complete summary'),
     (lambda folder: (folder / 'config.yaml').write_text('flags: {'), 'config.yaml: not readable'),

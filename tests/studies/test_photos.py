@@ -189,6 +189,8 @@ def test_the_interval_over_test_classes(found):
     found_ends = photos.over_classes({'one': ['MS'], 'other': ['Untrained']}, changed, {2})
     assert found_ends == pytest.approx(np.percentile(drawn, [2.5, 97.5]), abs=.5)
     assert photos.over_classes({'selection': ['MS']}, classes, {2}) is None
+    fewer = classes | {'MS': {2: classes['MS'][2]}}             # one run without values of classes
+    assert photos.over_classes({'one': ['MS'], 'other': ['Untrained']}, fewer, {2, 3}) is None
 
 
 def test_tables_say_how_many_seeds_and_which_devices(found):

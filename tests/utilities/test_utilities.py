@@ -15,7 +15,7 @@ import yaml
 
 from records import backends, checkpoint, lock, run_folder
 from records.checkpoint import Checkpoint
-from records.trace import Trace
+from records.trace import Trace, scalar
 from records.writing import Records
 from tests.helpers import csv_rows, state_of
 from utilities import device, files, stopping
@@ -94,6 +94,10 @@ def test_a_trace_sums_up():
     for value in range(120):
         trace.add(loss=torch.tensor(float(value), requires_grad=True), grad_norm=torch.tensor(1.), tuples=2)
     assert trace.summary() == {'train_loss': 59.5, 'train_grad_norm': 1, 'train_tuples': 2}
+    for value, kind in ((None, 'of the type NoneType'), ('much', 'of the type str'),
+                        (torch.ones(2), r'a value of the shape \[2\]')):
+        with pytest.raises(UserError, match=f'self.log of a loss or miner: own is {kind}; expected a number'):
+            scalar('own', value)
 
 
 # Records
@@ -106,7 +110,7 @@ def log(records, epoch, recall=.5):
 def test_records_are_written_in_every_form(opt, tmp_path, capsys):
     with Records(opt(), tmp_path, {}, 0) as records:
         log(records, 0)
-        row = log(records, 1, recall=1 / 3)
+        row = log(records, 1, recall=np.float64(1 / 3))
         records.log(2, {'train_loss': .1, 'lr': .01})                      # an epoch without evaluation
         records.summarise(argparse.Namespace(row=row, best={'test_e_recall@1': row}), finished=True)
     found = csv_rows(tmp_path / 'log.csv')
