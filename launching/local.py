@@ -8,6 +8,7 @@ from tqdm import tqdm
 from launching import plan, process
 from launching.pool import ELSEWHERE, FINISHED, STARTED, Pool
 from utilities import stopping
+from utilities.errors import UserError
 
 PATIENCE = 120                                                    # seconds to wait for another process to end
 
@@ -59,7 +60,11 @@ def run_line(text, n_gpus, more):
     Trains one run, given by the arguments of main.py as one text, followed by `more`; returns its exit code. A job of
     SLURM calls it, with n_gpus GPUs.
     """
-    run = plan.planned_run([*shlex.split(text), *more])
+    try:
+        arguments = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f'--line {text}: {error}') from None
+    run = plan.planned_run([*arguments, *more])
     started = started_when_free(run, ['--gpu', *map(str, range(n_gpus))] if n_gpus > 1 else [])
     if started is None:
         return 0

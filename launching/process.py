@@ -97,8 +97,8 @@ def note_exit(run, code):
 
 def exit_code(run):
     """The exit code at the end of the log; None where no process has ended, or one was started since."""
-    last = lines_of_log(run)[-1:]
-    return int(last[0].split()[-1]) if last and last[0].startswith(EXIT) else None
+    found = re.fullmatch(rf'{EXIT} (-?\d+)', ''.join(lines_of_log(run)[-1:]))
+    return int(found[1]) if found else None
 
 
 def last_lines(run):

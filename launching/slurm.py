@@ -35,7 +35,7 @@ class Job:
         return DelayedSubmission(self)
 
 
-def slurm_job(run, n_gpus=1):
+def slurm_job(run, n_gpus):
     """The Job that trains a Planned run on n_gpus GPUs; without secrets, since submitit writes it to a file."""
     return Job([sys.executable, str(ROOT / 'Launch_Runs.py'), f'--line={shlex.join(run.arguments)}',
                 f'--gpus_per_job={n_gpus}'])
@@ -92,7 +92,10 @@ def minutes(text):
     if days is None and parts[-1] is None:                         # minutes, or minutes and seconds
         parts = ['0', *parts[:-1]]
     hours, minutes, seconds = (int(part or 0) for part in parts)
-    return max(1, (int(days or 0) * 24 + hours) * 60 + minutes + math.ceil(seconds / 60))
+    total = (int(days or 0) * 24 + hours) * 60 + minutes + math.ceil(seconds / 60)
+    if not total:                                                  # sbatch takes 0 for no limit
+        raise UserError(f'--time {text}: expected a minute or more')
+    return total
 
 
 def pairs(arguments):

@@ -13,12 +13,13 @@ from utilities.text_tables import aligned
 def dry_run(runs):
     """Prints for each run whether it is finished, or would be started or resumed; then which data are not there."""
     for run in runs:
-        folder = run.folder()
-        done = folder and reading.is_finished(folder)
-        if done:
-            what = 'finished'
-        else:
+        try:
+            folder = run.folder()
             what = f'would be resumed, {folder}' if folder else 'would be started'
+            if folder and reading.is_finished(folder):
+                what = 'finished'
+        except UserError as error:
+            what = f'damaged: {error}'
         print(f'{run.name}: {what}')
     print(f'{len(runs)} runs; all command lines are valid.')
     for problem, n in missing_data(runs).items():
@@ -49,12 +50,16 @@ def problem_of_data(opt):
 
 
 def show(runs):
-    """Prints a table of the runs, and the last lines of those that failed."""
+    """Prints a table of the runs, the last lines of those that failed, and what is wrong with damaged folders."""
     states = []
     cells = [['run', 'state', 'epoch', 'score']]
     failed = []
     for run in runs:
-        state, epoch, score = progress(run)
+        try:
+            state, epoch, score = progress(run)
+        except UserError as error:
+            state, epoch, score = 'damaged', None, None
+            failed.append(f'{run.name} is damaged: {error}')
         states.append(state)
         cells.append([run.name, state, f'{"-" if epoch is None else epoch}/{run.settings["n_epochs"]}',
                       '' if score is None else f'{score:.4f}'])

@@ -2,6 +2,7 @@
 Evaluates the networks of cross-validation folds on the test classes, each alone and all as an ensemble, records the
 scores, and makes the table over seeds.
 """
+import argparse
 import contextlib
 import io
 import shlex
@@ -12,6 +13,7 @@ import pandas
 from tqdm import tqdm
 
 import configuration
+import criteria
 import evaluation
 import parameters
 import parts
@@ -83,18 +85,20 @@ def evaluate(opt, ensemble, shared, bar):
     """
     The rows of log.csv and folds.csv of an ensemble.
 
-    shared: scores of untrained networks from earlier ensembles, which do not depend on the loss; new ones are added.
+    shared: scores of untrained networks from earlier ensembles, which do not depend on the loss unless it has a
+            distance of its own; new ones are added.
     """
     log = []
     of_folds = []
     for state in STATES if opt.untrained else STATES[-1:]:
         key = untrained_key(ensemble, state)
-        known = {} if state == 'trained' else shared
-        if key in known:
+        if state != 'trained' and key in shared:
             bar.update(len(ensemble.members))
+            separated, forms = shared[key]
         else:
-            known[key] = ensemble_scores(opt, ensemble, state, bar)
-        separated, forms = known[key]
+            separated, forms = ensemble_scores(opt, ensemble, state, bar)
+        if state != 'trained':
+            shared[key] = separated, forms
         epochs = [member.epoch if state == 'trained' else 0 for member in ensemble.members]
         for form, values in forms.items():
             log.append({'form': form, 'trained_status': state, 'n_folds_of': ensemble.n_folds_of,
@@ -148,6 +152,8 @@ def untrained_key(ensemble, state):
     flags = ensemble.members[0].run.flags
     of_groups = sorted(parameters.flags_of_group('data', 'network', 'evaluation'))
     names = ['seed', *of_groups, *parameters.files_among(flags)]
+    if criteria.has_own_distance(argparse.Namespace(**flags)):
+        names += parameters.flags_of_group('losses')
     return (state, *(member.config['split_hash'] for member in ensemble.members),
             *(str(flags.get(name)) for name in names))
 

@@ -3,10 +3,10 @@ The records of an ensemble, in a folder that, like a run's, is created in one mo
 ensemble.yaml, log.csv, folds.csv, records.sqlite.
 """
 import contextlib
-import os
 import shutil
 import sqlite3
 import time
+import uuid
 from pathlib import Path
 
 import pandas
@@ -71,7 +71,7 @@ def write(folder, settings, log, folds):
     Returns the folder. Raises UserError where it cannot be made.
     """
     folder = Path(folder)
-    unfinished = folder.with_name(f'.{folder.name}.{os.getpid()}')
+    unfinished = folder.with_name(f'.{folder.name}.{uuid.uuid4().hex[:8]}')      # in containers, process ids repeat
     try:
         unfinished.mkdir(parents=True)
     except OSError as error:

@@ -65,7 +65,7 @@ def interval_cell(seeds, name):
             'n': len(seeds)}
 
 
-def test_against_best(cells, scores, sign=1):
+def test_against_best(cells, scores, sign):
     """{method: {'best', 'against', 'n_pairs', 'difference', 'test', 'p', 'p_holm'}} of the trained methods' cells."""
     means = {method: cell['mean'] for method, cell in cells.items() if cell['trained'] and not math.isnan(cell['mean'])}
     if len(means) < 2:
@@ -113,8 +113,10 @@ def comparison_table(comparisons, log, names, digits):
     for row in comparisons.itertuples():
         cell = tables.Cell(row.mean, row.half_width, 0 if math.isnan(row.mean) else row.n, row.n_expected)
         cell.text = tables.cell_text(cell, row.metric, digits) + mark(row)
-        for part in (table, trained) if row.trained else (table,):
-            part.setdefault(row.method, {})[headings[row.form], row.metric] = cell
+        key = headings[row.form], row.metric
+        table.setdefault(row.method, {})[key] = cell
+        if row.trained:
+            trained.setdefault(row.method, {})[key] = cell
     tables.mark_best(trained, list(headings.values()), names, digits)
     return table, list(headings.values())
 
@@ -123,7 +125,9 @@ def mark(row):
     """The sign behind a cell: whether it differs from the best, or could not be tested."""
     if not isinstance(row.against, str):
         return ''
-    return UNTESTED if math.isnan(row.p_holm) else SAME if row.p_holm > LEVEL else ''
+    if math.isnan(row.p_holm):
+        return UNTESTED
+    return SAME if row.p_holm > LEVEL else ''
 
 
 def caption(comparisons, log, names):

@@ -97,7 +97,8 @@ def read(file):
         if runs and not hashes[0]:
             hashes = [*runs][-1]
         if hashes not in runs:
-            flags = dict(zip(KEYS, key[:3], strict=False)) | {VIEWS: key[3].split()}
+            # the selected epoch comes first
+            flags = dict(zip(KEYS, (*key[:3], row['epoch']), strict=True)) | {VIEWS: key[3].split()}
             runs[hashes] = Run(name, f'{file}, line {number}', flags, test=hashes[0], test_images=hashes[1])
         run = runs[hashes]
         if any(row['epoch'] == other['epoch'] for other in run.rows):
@@ -117,7 +118,8 @@ def compare(old, new, metrics, digits=1):
     below 0.05 is bold.
 
     metrics: as for --metrics. A group on several test sets has lines for each. Groups on a test set that only one file
-    has are named and not compared. Raises UserError where the files have no group on a test set in common.
+    has are named and not compared. Raises UserError where the files have no group on a test set in common, for a value
+    that is not a number, and for two runs of one seed.
     """
     names = list(dict.fromkeys(map(columns.asked_for, metrics)))
     of_old, of_new = read(old), read(new)
@@ -127,7 +129,7 @@ def compare(old, new, metrics, digits=1):
     found = []
     for key in [key for key in before if key in after]:
         for name in names:
-            values = [{run.seed: selection.value_in(run, run.rows[-1], name) for run in runs}
+            values = [{run.seed: selection.value_in(run, selected(run), name) for run in runs}
                       for runs in (before[key], after[key])]
             found.append((*key, name, *values))
     if not found:
@@ -154,9 +156,17 @@ def compare(old, new, metrics, digits=1):
     return '\n'.join(lines)
 
 
+def selected(run):
+    """The row of a Run of read() that write() selected."""
+    return next(row for row in run.rows if row['epoch'] == run.flags['epoch'])
+
+
 def by_group(runs, data):
-    """{(data set, group): [Run]}; data: the data set of each run."""
+    """{(data set, group): [Run]}; data: the data set of each run. Raises UserError for two runs of one seed."""
     found = {}
     for run, place in zip(runs, data, strict=True):
-        found.setdefault((place, run.group), []).append(run)
+        group = found.setdefault((place, run.group), [])
+        if run.seed in [other.seed for other in group]:
+            raise UserError(f'{run.where}: a second run of seed {run.seed} in {run.group}; leave one out')
+        group.append(run)
     return found

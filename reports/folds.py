@@ -1,4 +1,5 @@
 """Run folders of cross-validation folds -> ensembles of the runs that belong together."""
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,7 +116,7 @@ def gather(folders):
 def check(ensemble):
     """Raises UserError for members that are not folds of one setting, or that trained or validated on test classes."""
     first = ensemble.members[0]
-    for one, other in zip(ensemble.members, ensemble.members[1:], strict=False):
+    for one, other in itertools.pairwise(ensemble.members):
         if one.fold == other.fold:
             raise UserError(f'{ensemble}: fold {one.fold} occurs twice, {one.run.where} and {other.run.where}; leave '
                             'one out')

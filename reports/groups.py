@@ -9,7 +9,7 @@ from reports import naming
 from utilities.errors import UserError
 
 # flags, and columns of --rows, that may differ between the seeds of a setting, besides the flags of the machine
-OF_A_SEED = {'seed', 'savename', 'deterministic', 'command', 'git_commit', 'versions', 'seconds'}
+OF_A_SEED = {'seed', 'savename', 'deterministic', 'epoch', 'command', 'git_commit', 'versions', 'seconds'}
 
 
 @dataclass

@@ -20,7 +20,8 @@ def collect(opt):
         runs = below(opt.runs, opt.exclude)
     source = opt.project or ' '.join(opt.runs)
     if not runs:
-        raise UserError(f'{source}: there are no run folders in it')
+        but_for = ' but those of --exclude' if opt.exclude else ''
+        raise UserError(f'{source}: there are no run folders in it{but_for}')
     kept = [run for run in runs if is_wanted(opt, run.dataset, run.name, run.where)]
     if not kept:
         raise UserError(f'{source}: {len(runs)} runs, but none is left by --datasets, --only and --exclude')

@@ -44,7 +44,9 @@ def selection_rule(opt, names):
     """The Rule of --select, --select_by and --per_metric; names: the columns of --metrics. Raises UserError."""
     default = next((name for name in names if titles.can_select(name)), 'test_e_recall@1')
     by = columns.parse(columns.asked_for(opt.select_by)) if opt.select_by else columns.parse(default).on('test')
-    if by is None or by.split != 'test' or not titles.can_select(by.name):
+    if by is not None and by.split != 'test':
+        raise UserError(f'--select_by {opt.select_by}: give it without its split, as nmi; --select names the split')
+    if by is None or not titles.can_select(by.name):
         raise UserError(f'--select_by {opt.select_by}: not a metric that says which network is better; choose one such '
                         'as e_recall@1 or nmi')
     if opt.per_metric and opt.select == 'last':

@@ -37,14 +37,14 @@ def difference(one, other):
 
 def difference_from_constant(values, constant):
     """
-    The Difference mean(values) − constant, by the one-sample t-test.
+    The Difference mean(values) − constant, by the one-sample t-test; where nothing varies, as paired_test() says.
 
     >>> difference_from_constant([1., 2., 3.], 0.)
     Difference(mean=2.0, interval=2.484..., p=0.0741..., test='one-sample t-test', n=(3, 1))
     """
-    mean, interval = t_interval(np.subtract(values, constant))
-    p = float(stats.ttest_1samp(values, constant).pvalue) if len(values) > 1 and np.ptp(values) else np.nan
-    return Difference(mean, interval, p, ONE_SAMPLE, (len(values), 1))
+    p, test = paired_test(values, np.full(len(values), constant))
+    return Difference(*t_interval(np.subtract(values, constant)), p, ONE_SAMPLE if test == PAIRED else test,
+                      (len(values), 1))
 
 
 def t_interval(values):
@@ -65,13 +65,14 @@ def welch(one, other):
     """
     (mean(one) − mean(other), half the width of its interval, two-sided p of equal means) of independent values. Welch,
     The Generalization of Student's Problem when Several Different Population Variances are Involved, Biometrika 34,
-    1947. Width and p are nan if one of them is a single value, or nothing varies.
+    1947. Width and p are nan if one of them is a single value, or nothing varies by more than rounding.
 
     >>> welch([1., 2., 3.], [1., 2., 3.]), welch([1., 2., 3.], [1.5])
     ((0.0, 2.266..., 1.0), (0.5, nan, nan))
     """
     difference = float(np.mean(one) - np.mean(other))
-    if min(len(one), len(other)) < 2 or not (np.ptp(one) or np.ptp(other)):
+    rounding = 1e-12 * np.abs([*one, *other]).max()
+    if min(len(one), len(other)) < 2 or max(np.ptp(one), np.ptp(other)) <= rounding:
         return difference, np.nan, np.nan
     test = stats.ttest_ind(one, other, equal_var=False)
     low, high = test.confidence_interval()
@@ -100,13 +101,14 @@ def paired_test(one, other):
     Two-sided p of the hypothesis that pairs of scores differ by 0 in the mean, and the test: ([n], [n]) -> (p, name).
 
     By the paired t-test. Where all differences are the same number, up to rounding, t is not defined: p is 1 if that
-    number is 0, else the sign test's, 2^(1 − n), which does not depend on the variance. With n < 2, p is nan.
+    number is 0, else the sign test's, 2^(1 − n), which does not depend on the variance. With n < 2, or a score that is
+    not finite, p is nan.
 
     >>> paired_test([.5, .6, .7], [.5, .6, .7]), paired_test([.5, .6, .7], [.4, .5, .6])
     ((1.0, 'equal scores'), (0.25, 'sign test'))
     """
     one, other = np.asarray(one, float), np.asarray(other, float)
-    if len(one) < 2:
+    if len(one) < 2 or not np.isfinite([one, other]).all():
         return np.nan, 'no test'
     differences = one - other
     rounding = 1e-12 * max(abs(one).max(), abs(other).max())

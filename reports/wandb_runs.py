@@ -58,7 +58,8 @@ def cached(file, run):
     version = {'state': run.state, 'last_step': run.lastHistoryStep}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):     # not there, or of another program version
         loaded = json.loads(file.read_text(encoding='utf-8'))
-        if version == {name: loaded[name] for name in version} and run.state != 'running':
+        is_whole = {'config', 'rows'} <= loaded.keys()
+        if is_whole and version == {name: loaded[name] for name in version} and run.state != 'running':
             return loaded
     loaded = version | {'config': {name: value for name, value in run.config.items() if not name.startswith('_')},
                         'rows': epoch_rows(run.scan_history(page_size=1000))}

@@ -130,7 +130,9 @@ def plot(found, file):
     figure = new_figure(2.2 * COLUMN, 1.2 * COLUMN)
     axes = figure.subplots(2, 4)
     seed_everything(0)
-    for row, (split, (points, labels)) in enumerate((('train', segments([1.0, 1.0], 50)), ('test', test_set(50)))):
+    training = segments([1.0, 1.0], 50)
+    seed_everything(10_000)                                # as in run()
+    for row, (split, (points, labels)) in enumerate((('train', training), ('test', test_set(50)))):
         axes[row, 0].scatter(*points.T, c=labels, cmap='tab10', vmin=0, vmax=9, s=2)
         axes[row, 0].set(title=f'points, {split}', aspect='equal', xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
         for column, setting in enumerate(SETTINGS, start=1):

@@ -58,7 +58,8 @@ class Options:
         self.places = {name: f'{place}.{name}' if place else str(name) for name in values}
 
     def __contains__(self, name):
-        return self.values.get(name) is not None or name in self.groups and name in self.places
+        was_taken_as_group = name in self.groups and name in self.places
+        return was_taken_as_group or self.values.get(name) is not None
 
     def look(self, name):
         """An option's value, which stays; None where there is none."""
@@ -77,9 +78,16 @@ class Options:
         return self.groups[name]
 
     def class_of(self, name):
-        """The name of the class that an option gives as NAME or {NAME: arguments}; None where there is none."""
+        """
+        The name of the class that an option gives as NAME or {NAME: arguments}; None where there is none. Raises
+        ValueError for several.
+        """
         value = self.look(name)
-        return next(iter(value)) if isinstance(value, dict) else value
+        if not isinstance(value, dict):
+            return value
+        if len(value) > 1:
+            raise ValueError(f'{self.places[name]} has several classes')
+        return next(iter(value), None)
 
     def arguments(self, name):
         """The Options that are the arguments of the class of an option, which is taken out."""

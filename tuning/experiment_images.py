@@ -65,7 +65,7 @@ def training_images(train, settings):
 def side_of(transforms, name):
     """The `size` of a transform as one whole number; None if it has no size, or resizes to a given height and width."""
     size = numbers_in(transforms.group(name).look('size'))
-    if size is None or len({*size}) > 1 or len(size) > 1 and name == 'Resize' or size[0] != size[0] // 1:
+    if not size or len({*size}) > 1 or len(size) > 1 and name == 'Resize' or size[0] != size[0] // 1:
         return None
     return int(size[0])
 

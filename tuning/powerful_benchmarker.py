@@ -17,10 +17,10 @@ import torch
 import architectures
 import optimization
 from flags import command_line
+from launching.process import MAIN
 from tuning import experiment_folder, experiment_images, experiment_losses
 from utilities.errors import UserError, exit_code
 
-MAIN = Path(__file__).resolve().parents[1] / 'main.py'
 DATASETS = {'CUB200': 'cub200', 'Cars196': 'cars196', 'StanfordOnlineProducts': 'online_products'}
 TRUNKS = ('bninception', 'resnet50', 'mobilenet_v2')                       # others have the prefix of their library
 IMAGENET = {'input_mean': [0.485, 0.456, 0.406], 'input_std': [0.229, 0.224, 0.225]}
@@ -59,6 +59,8 @@ def main(given):
                     'Further flags of main.py are appended.')
     parser.add_argument('folder', metavar='FOLDER', help='the options are in FOLDER/configs/config_*.yaml')
     parser.add_argument('--partly', action='store_true', help='leave out options that have no counterpart here')
+    if given and given[0].startswith('--') and given[0] not in ('--help', '--partly'):
+        raise UserError(f'{given[0]}: give FOLDER before the flags of main.py')
     opt, further = parser.parse_known_args(given)
     start([*command(opt.folder, opt.partly, further), *further])
 

@@ -107,7 +107,12 @@ def parse(opt, others):
     """
     main = parse_main(others)
     tuned = ranges.parse_all(opt.tune)
-    twice = [flag for flag in tuned if flag in command_line.given(parameters.build(), others)]
+    given = command_line.given(parameters.build(), others)
+    twice = [name for name in tuned if name in given]
+    for name in tuned:
+        flag, _, argument = name.partition('.')
+        if argument and any(argument in mapping for mapping in getattr(main, flag)):
+            twice.append(name)
     if twice:
         raise UserError(f'--tune {twice[0]} and --{twice[0]}: the flag is tuned, or has the given value; leave one out')
     search = Search(opt, main, tuned, slots.slot_arguments(opt))
@@ -116,6 +121,7 @@ def parse(opt, others):
             run_folder.check_names(changed(main, group=f'{search.name}_fold{search.folds[-1]}'))
         except UserError as error:
             raise UserError(f'--study_name {search.name}: not a name for its --reproductions: {error}') from None
+    # main.py must accept all lowest values together, and all highest
     for ends in zip(*(ranges.lowest_and_highest(distribution) for distribution in tuned.values()), strict=True):
         settings = ranges.tuned_settings(dict(zip(tuned, ends, strict=True)))
         configuration.parse([*others, *command_line.tokens(settings)], DEFAULTS)
@@ -157,7 +163,7 @@ def run(opt, others):
     try:
         study = open_study(search)
     except UserError:
-        if is_new:
+        if is_new and not (search.folder / 'base.yaml').exists():         # or another machine has made it meanwhile
             shutil.rmtree(search.folder, ignore_errors=True)
         raise
     optimize(search, study)

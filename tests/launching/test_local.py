@@ -94,6 +94,7 @@ def test_one_line_is_what_a_job_of_slurm_runs(quick, tmp_path, capsys):
     line = shlex.join([*quick, '--n_epochs', '0'])
     assert Launch_Runs.main(['--line', line]) == 0 and Launch_Runs.main(['--line', line]) == 0
     assert 'had been finished before' in capsys.readouterr().out
+    assert Launch_Runs.main(['--line', "--loss 'x"]) == 2 and 'No closing quotation' in capsys.readouterr().err
     assert [path.name for path in (tmp_path / 'runs' / 'folder').iterdir() if path.is_dir()] == ['quick_s1']
 
 

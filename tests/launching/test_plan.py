@@ -61,6 +61,18 @@ def test_the_status_of_a_run_counts_the_epochs_that_are_not_evaluated(script, tm
         assert status.progress(planned) == ('running', 7, 0.6)
 
 
+def test_a_damaged_run_folder_is_named_and_hides_no_other_run(script, tmp_path, capsys):
+    runs = plan.runs_of_script(script(['--n_epochs', '4'], ['--n_epochs', '4', '--seed', '2']))
+    for run in runs:
+        recorded_run(run, n_epochs=2)
+    log = runs[0].folder() / 'log.csv'
+    log.write_text(log.read_text()[:-4])
+    for listing in (status.show, status.dry_run):
+        listing(runs)
+        printed = capsys.readouterr().out
+        assert 'damaged' in printed and 'log.csv: cut off in its last line' in printed and runs[1].name in printed
+
+
 def test_flags_after_two_dashes_go_to_every_run(script, patterns, tmp_path, capsys):
     """They override those of the lines; a key among them is in no argument of a run."""
     file = script(['--lr', '1'], ['--bs', '6'])

@@ -19,6 +19,8 @@ def test_times_of_slurm(text, minutes):
     assert slurm.minutes(text) == minutes
     with pytest.raises(UserError, match='--time 12h: expected MM, MM:SS, HH:MM:SS'):
         slurm.minutes('12h')
+    with pytest.raises(UserError, match='--time 0: expected a minute or more'):
+        slurm.minutes('0')
 
 
 @pytest.mark.parametrize('arguments', [['--config=x.yaml'], ['--seed', '1', '--group', 'a b']])

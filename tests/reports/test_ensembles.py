@@ -227,8 +227,9 @@ def test_untrained_networks_are_evaluated_once_for_all_methods(runs, evaluate, c
     assert evaluate(*some, '--untrained')[0] == 0 and counted['n'] == 4 + 2 * 2         # two states of two folds
 
 
-@pytest.mark.parametrize('flags', [['--embed_init', 'pca'], ['--cascade', '2', '--cascade_fractions', '0.5']],
-                         ids=['pca', 'cascade'])
+@pytest.mark.parametrize('flags', [['--embed_init', 'pca'], ['--cascade', '2', '--cascade_fractions', '0.5'],
+                                   ['--loss', 'hyperbolic', '--batch_mining', 'none']],
+                         ids=['pca', 'cascade', 'distance'])
 def test_untrained_networks_are_those_that_the_runs_began_with(flags, data, runs, evaluate, tmp_path, monkeypatch):
     monkeypatch.setattr('sys.argv', ['main.py'])
     assert main.main([*common(data, tmp_path), '--loss', 'triplet', '--batch_mining', 'random', *flags, '--seed', '0',

@@ -81,9 +81,10 @@ def test_rows_of_all_epochs_are_the_runs_again(make, evaluate, rows_of_runs, tmp
         wanted = (tmp_path / 'table.md').read_text()
         assert evaluate(*metrics, *flags, source=['--runs', str(file)])[0] == 0
         assert (tmp_path / 'table.md').read_text() == wanted
-    last = rows_of_runs('last.csv')
-    code, out, _ = evaluate('--compare', last, file, '--metrics', 'nmi', source=['--digits', '2'])
-    assert code == 0 and '1 differences, 0 of them' in out and '0.00 ± 0.00 |' in out
+    for rule in (['--select', 'last'], ['--select', 'best_test']):
+        one, all_epochs = rows_of_runs('one.csv', *rule), rows_of_runs('every.csv', *rule, '--all_epochs')
+        code, out, _ = evaluate('--compare', one, all_epochs, '--metrics', 'nmi', source=['--digits', '2'])
+        assert code == 0 and '1 differences, 0 of them' in out and '0.00 ± 0.00 |' in out
     text = file.read_text()
     row = text.splitlines()[-1]
     for added, sentence in ((f'{row}\n', 'line 17: duplicate row: epoch 3 of CUB_A_s2 on cub200'),
@@ -144,6 +145,10 @@ def test_the_comparison_finds_what_changed_beyond_seeds(evaluate, tmp_path):
     files[1] = written(tmp_path / 'third.csv', {'other': base})
     code, _, error = evaluate('--compare', *files, source=['--digits', '2'])
     assert code == 2 and 'no group on a test set in common' in error
+    (tmp_path / 'twice.csv').write_text('dataset,group,seed,epoch,test_nmi,test_hash\ncub200,same,0,4,0.1,\n'
+                                        'cub200,same,0,4,0.9,abc\n')
+    code, _, error = evaluate('--compare', files[0], tmp_path / 'twice.csv', source=['--digits', '2'])
+    assert code == 2 and 'a second run of seed 0 in same; leave one out' in error
     files[1] = written(tmp_path / 'nan.csv', {'same': base | {3: np.nan}})
     code, _, error = evaluate('--compare', *files, '--metrics', 'nmi', source=['--digits', '2'])
     assert code == 2 and 'nan.csv, line 5: test_nmi is not a number in epoch 4' in error

@@ -26,6 +26,15 @@ def test_paired_tests():
     assert paired_test(one, one + .1) == (2 ** -11, 'sign test')                # equal up to rounding
     assert paired_test([.5, .6], [.4, .5]) == (.5, 'sign test')
     assert np.isnan(paired_test([.5], [.4])[0]) and paired_test([], [])[1] == 'no test'
+    assert np.isnan(paired_test([np.inf, 1, 2], [.5, .7, .1])[0])
+
+
+def test_what_varies_by_rounding_only_does_not_vary():
+    equal = [.3, .1 + .2, .3]
+    assert significance.difference_from_constant(equal, .2)[2:] == (.25, 'sign test', (3, 1))
+    assert np.isnan(significance.welch(equal, [.2, .2])[2])
+    varying = np.random.default_rng(0).uniform(size=5)
+    assert significance.difference_from_constant(varying, .2).p == pytest.approx(stats.ttest_1samp(varying, .2).pvalue)
 
 
 def test_holm():

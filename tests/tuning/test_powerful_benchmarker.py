@@ -285,6 +285,7 @@ def test_an_optimizer_without_a_learning_rate_has_the_one_of_torch(given, tmp_pa
     (None, None, 'there is no configs/config_'), ('eval', 'a: [', 'not a YAML file'),
     ('eval', '- 1', 'expected options and values'), ('models', '', 'have no option models'),
     ('models', 'models: 3', 'an option has another kind of value'),
+    ('models', 'models: {trunk: {resnet50: {}, bninception: {}}}', 'models.trunk has several classes'),
     ('models', 'models: {trunk: resnet50, embedder: {MLP: {layer_sizes: 3}}}', 'an option has another kind of value'),
     ('general', 'num_epochs_train: many', '--n_epochs: expected a whole number')])
 def test_a_folder_that_is_no_experiment_is_refused(file, text, sentence, tmp_path, capsys):

@@ -26,6 +26,8 @@ from tuning import report, search
     (['--tune', 'scheduler', 'step,cosinus'], 'invalid choice'),
     (['--tune', 'loss', 'margin,nope'], '--loss nope: unknown; choose from '),
     ([*TUNE, '--lr', '0.5'], '--tune lr and --lr: the flag is tuned, or has the given value; leave one out'),
+    (['--tune', 'optim_args.nesterov', '0', '1', '--optim', 'sgd', '--optim_args', '{nesterov: 1}'],
+     '--tune optim_args.nesterov and --optim_args.nesterov: the flag is tuned, or has the given value; leave one out'),
     (['--tune', 'seed', '1', '5', 'int'], 'not a flag to tune'),
     (['--tune', 'lr', '1e-4', '1', '--tune', 'lr', '1e-3', '1'], '--tune lr: given twice'),
     (['--tune', 'bs', '8', '112', 'int', '5'], 'steps of 5 from 8 do not reach 112; give 108 as HIGH'),
