@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from tqdm import tqdm
@@ -33,142 +34,121 @@ N_FEATURES = 2048                                         # number of features o
 @dataclass
 class Case:
     """
-    A loss, or a sum of losses, with its flags, and its counterpart, a function of the library, n_classes and dim.
+    A loss, or a sum of losses, with its flags.
 
     triplets:  whether both losses get B random triplets, instead of tuples from `batch_mining` and the library.
-    most:      the largest batch size for which the counterpart is called; for more, it takes 8 GB or minutes.
+    most:      the largest batch size for which the counterpart is called, 0 without one; for more, it takes 8 GB or
+               minutes.
     n_classes: the largest number of classes for which the counterpart is called, or without a counterpart the loss.
     features:  whether the loss reads the features of the backbone.
     """
     loss: str
     batch_mining: str = 'none'
     flags: dict = field(default_factory=dict)
-    counterpart: object = None
     triplets: bool = False
     most: float = math.inf
     n_classes: float = math.inf
     features: bool = False
 
 
-def loss_of(name, *arguments, **named):
-    """The counterpart that is the library's loss `name` with these arguments."""
-    return lambda library, n_classes, dim: getattr(library.losses, name)(*arguments, **named)
+def counterparts(n_classes, dim):
+    """
+    {loss of our cases, or one case: () -> its counterpart in pytorch-metric-learning}. Raises UserError without that
+    library.
+    """
+    libraries.require_library('the comparison of losses')
+    from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
+    euclidean = distances.LpDistance(power=1, normalize_embeddings=False)
+    squared = distances.LpDistance(power=2, normalize_embeddings=False)
+    product = distances.DotProductSimilarity(normalize_embeddings=False)
+    snr = distances.SNRDistance(normalize_embeddings=False)
+    mean = reducers.MeanReducer()
+    zero_mean = regularizers.ZeroMeanRegularizer()
+    of_classes = {'num_classes': n_classes, 'embedding_size': dim}
 
+    def multisimilarity():
+        loss = losses.MultiSimilarityLoss(2, 40, 0.5)
+        miner = miners.MultiSimilarityMiner(0.1)
+        return lambda batch, labels: loss(batch, labels, miner(batch, labels))
 
-def class_loss(name, **named):
-    """The counterpart that is the library's loss `name`, which has a vector per class, with these arguments."""
-    return lambda library, n_classes, dim: getattr(library.losses, name)(
-        num_classes=n_classes, embedding_size=dim, **named)
+    def softtriplet():
+        regularizer = regularizers.SparseCentersRegularizer(n_classes, 2)
+        return losses.SoftTripleLoss(n_classes, dim, 2, 8, weight_regularizer=regularizer, weight_reg_weight=0.2)
 
-
-def lp_distance(library, power=1):
-    return library.distances.LpDistance(power=power, normalize_embeddings=False)
-
-
-def mean(library):
-    return library.reducers.MeanReducer()
-
-
-def triplet(library, n_classes, dim):
-    return library.losses.TripletMarginLoss(0.2, distance=lp_distance(library, 2), reducer=mean(library))
-
-
-def euclidean_triplet(library, n_classes, dim):
-    return library.losses.TripletMarginLoss(0.278, distance=lp_distance(library), reducer=mean(library))
-
-
-def margin(library, n_classes, dim):
-    return library.losses.MarginLoss(0.2, 0, 1.2, distance=lp_distance(library), learn_beta=True, num_classes=n_classes)
-
-
-def contrastive(library, n_classes, dim):
-    return library.losses.ContrastiveLoss(0, 1, distance=lp_distance(library), reducer=mean(library))
-
-
-def snr_distance(library):
-    return library.distances.SNRDistance(normalize_embeddings=False)
-
-
-def zero_mean(library, weight):
-    return {'embedding_regularizer': library.regularizers.ZeroMeanRegularizer(), 'embedding_reg_weight': weight}
-
-
-def snr(library, n_classes, dim):
-    return library.losses.TripletMarginLoss(0.2, distance=snr_distance(library), **zero_mean(library, 0.005))
-
-
-def snr_contrastive(library, n_classes, dim):
-    return library.losses.SignalToNoiseRatioContrastiveLoss(distance=snr_distance(library), **zero_mean(library, 0.1))
-
-
-def multisimilarity(library, n_classes, dim):
-    loss = library.losses.MultiSimilarityLoss(2, 40, 0.5)
-    miner = library.miners.MultiSimilarityMiner(0.1)
-    return lambda batch, labels: loss(batch, labels, miner(batch, labels))
-
-
-def npair(library, n_classes, dim):
-    return library.losses.NPairsLoss(distance=library.distances.DotProductSimilarity(normalize_embeddings=False))
-
-
-def lifted(library, n_classes, dim):
-    return library.losses.GeneralizedLiftedStructureLoss(1, 0, distance=lp_distance(library), reducer=mean(library))
-
-
-def liftedstructure(library, n_classes, dim):
-    return library.losses.LiftedStructureLoss(1, 0, distance=lp_distance(library))
-
-
-def regularised_softtriplet(library, n_classes, dim):
-    regularizer = library.regularizers.SparseCentersRegularizer(n_classes, 2)
-    return library.losses.SoftTripleLoss(n_classes, dim, 2, 8, weight_regularizer=regularizer, weight_reg_weight=0.2)
+    return {
+        'triplet': partial(losses.TripletMarginLoss, 0.2, distance=squared, reducer=mean),
+        'margin': partial(losses.MarginLoss, 0.2, 0, 1.2, distance=euclidean, learn_beta=True, num_classes=n_classes),
+        'contrastive': partial(losses.ContrastiveLoss, 0, 1, distance=euclidean, reducer=mean),
+        'snr': partial(losses.TripletMarginLoss, 0.2, distance=snr, embedding_regularizer=zero_mean,
+                       embedding_reg_weight=0.005),
+        'snr_contrastive': partial(losses.SignalToNoiseRatioContrastiveLoss, distance=snr,
+                                   embedding_regularizer=zero_mean, embedding_reg_weight=0.1),
+        'multisimilarity': multisimilarity,
+        # those of npair, angular and dr_triplet compute less: pairs only, the angular term only, no direction
+        'npair': partial(losses.NPairsLoss, distance=product),
+        'angular': partial(losses.AngularLoss, 45),
+        'dr_triplet': partial(losses.TripletMarginLoss, 0.278, distance=euclidean, reducer=mean),
+        'lifted': partial(losses.GeneralizedLiftedStructureLoss, 1, 0, distance=euclidean, reducer=mean),
+        'liftedstructure': partial(losses.LiftedStructureLoss, 1, 0, distance=euclidean),
+        'histogram': partial(losses.HistogramLoss, 64),
+        'ntxent': partial(losses.NTXentLoss, 0.07),
+        'supcon': partial(losses.SupConLoss, 0.1),
+        'circle': partial(losses.CircleLoss, 0.4, 80),
+        'fastap': partial(losses.FastAPLoss, 10),
+        # the library swaps the numbers of classes and of images per class, which changes the value, not the time
+        'smoothap': losses.SmoothAPLoss,
+        'softmax': partial(losses.NormalizedSoftmaxLoss, **of_classes, temperature=0.05),
+        'arcface': partial(losses.ArcFaceLoss, **of_classes, margin=math.degrees(0.5), scale=16),
+        'cosface': partial(losses.CosFaceLoss, **of_classes, margin=0.35, scale=64),
+        'subcenter_arcface': partial(losses.SubCenterArcFaceLoss, **of_classes, margin=math.degrees(0.5), scale=64,
+                                     sub_centers=3),
+        'softtriplet, no reg.': partial(losses.SoftTripleLoss, **of_classes, centers_per_class=2, la=8),
+        'softtriplet': softtriplet,
+        'proxyanchor': partial(losses.ProxyAnchorLoss, **of_classes, margin=0.1, alpha=32),
+        'proxynca_pp': partial(losses.ProxyNCALoss, **of_classes, softmax_scale=9),
+    }
 
 
 CASES = {
-    'triplet, given': Case('triplet', counterpart=triplet, triplets=True),
-    'triplet, all': Case('triplet', 'all', counterpart=triplet),
-    'margin, given': Case('margin', counterpart=margin, triplets=True),
-    'margin, all': Case('margin', 'all', counterpart=margin),
-    'contrastive, given': Case('contrastive', counterpart=contrastive, triplets=True),
-    'contrastive, all': Case('contrastive', 'all', counterpart=contrastive),
-    'snr, given': Case('snr', counterpart=snr, triplets=True, most=512),
-    'snr_contrastive': Case('snr_contrastive', flags={'loss_snr_contrastive_reg_lambda': 0.1},
-                            counterpart=snr_contrastive, most=512),
-    'multisimilarity': Case('multisimilarity', counterpart=multisimilarity),
-    'npair, pairs': Case('npair', 'npair', {'loss_npair_negatives': 'pairs', 'loss_npair_l2': 0}, npair),
-    # the nearest losses of the library compute less: pairs only, the angular term only, no direction
-    'npair': Case('npair', 'npair', counterpart=npair),
-    'angular': Case('angular', 'npair', counterpart=loss_of('AngularLoss', 45)),
-    'dr_triplet, given': Case('dr_triplet', counterpart=euclidean_triplet, triplets=True),
-    'lifted': Case('lifted', 'lifted', {'loss_lifted_l2': 0}, lifted),
-    'liftedstructure': Case('liftedstructure', counterpart=liftedstructure, most=512),
-    'histogram': Case('histogram', counterpart=loss_of('HistogramLoss', 64), most=512),
-    'ntxent': Case('ntxent', counterpart=loss_of('NTXentLoss', 0.07), most=512),
-    'supcon': Case('supcon', counterpart=loss_of('SupConLoss', 0.1)),
-    'circle': Case('circle', counterpart=loss_of('CircleLoss', 0.4, 80)),
-    'fastap': Case('fastap', counterpart=loss_of('FastAPLoss', 10)),
-    # the library swaps the numbers of classes and of images per class, which changes the value, not the time
-    'smoothap': Case('smoothap', counterpart=loss_of('SmoothAPLoss'), most=512),
-    'softmax': Case('softmax', counterpart=class_loss('NormalizedSoftmaxLoss', temperature=0.05)),
-    'arcface': Case('arcface', counterpart=class_loss('ArcFaceLoss', margin=math.degrees(0.5), scale=16)),
-    'cosface': Case('cosface', counterpart=class_loss('CosFaceLoss', margin=0.35, scale=64)),
-    'subcenter_arcface': Case('subcenter_arcface', counterpart=class_loss(
-        'SubCenterArcFaceLoss', margin=math.degrees(0.5), scale=64, sub_centers=3)),
-    'softtriplet, no reg.': Case('softtriplet', flags={'loss_softtriplet_reg_weight': 0},
-                                 counterpart=class_loss('SoftTripleLoss', centers_per_class=2, la=8)),
+    'triplet, given': Case('triplet', triplets=True),
+    'triplet, all': Case('triplet', 'all'),
+    'margin, given': Case('margin', triplets=True),
+    'margin, all': Case('margin', 'all'),
+    'contrastive, given': Case('contrastive', triplets=True),
+    'contrastive, all': Case('contrastive', 'all'),
+    'snr, given': Case('snr', triplets=True, most=512),
+    'snr_contrastive': Case('snr_contrastive', flags={'loss_snr_contrastive_reg_lambda': 0.1}, most=512),
+    'multisimilarity': Case('multisimilarity'),
+    'npair, pairs': Case('npair', 'npair', {'loss_npair_negatives': 'pairs', 'loss_npair_l2': 0}),
+    'npair': Case('npair', 'npair'),
+    'angular': Case('angular', 'npair'),
+    'dr_triplet, given': Case('dr_triplet', triplets=True),
+    'lifted': Case('lifted', 'lifted', {'loss_lifted_l2': 0}),
+    'liftedstructure': Case('liftedstructure', most=512),
+    'histogram': Case('histogram', most=512),
+    'ntxent': Case('ntxent', most=512),
+    'supcon': Case('supcon'),
+    'circle': Case('circle'),
+    'fastap': Case('fastap'),
+    'smoothap': Case('smoothap', most=512),
+    'softmax': Case('softmax'),
+    'arcface': Case('arcface'),
+    'cosface': Case('cosface'),
+    'subcenter_arcface': Case('subcenter_arcface'),
+    'softtriplet, no reg.': Case('softtriplet', flags={'loss_softtriplet_reg_weight': 0}),
     # the library's regulariser takes all pairs of centres of all classes
-    'softtriplet': Case('softtriplet', counterpart=regularised_softtriplet, n_classes=1024),
-    'proxyanchor': Case('proxyanchor', counterpart=class_loss('ProxyAnchorLoss', margin=0.1, alpha=32)),
-    'proxynca_pp': Case('proxynca_pp', counterpart=class_loss('ProxyNCALoss', softmax_scale=9)),
-    **{name: Case(name) for name in (
+    'softtriplet': Case('softtriplet', n_classes=1024),
+    'proxyanchor': Case('proxyanchor'),
+    'proxynca_pp': Case('proxynca_pp'),
+    **{name: Case(name, most=0) for name in (
         'proxynca', 'dr_proxynca', 'dr_multisimilarity', 'hyperbolic', 'recallatk', 'roadmap', 'oproxy', 'nir',
         'happier', 'multisimilarity+tcm', 'proxyanchor+tcm', 'multisimilarity+hier', 'proxyanchor+hier')},
-    'quadruplet, given': Case('quadruplet', triplets=True),
-    's2sd': Case('s2sd', features=True),
+    'quadruplet, given': Case('quadruplet', triplets=True, most=0),
+    's2sd': Case('s2sd', features=True, most=0),
     's2sd of proxyanchor': Case('s2sd', flags={'loss_s2sd_source': 'proxyanchor', 'loss_s2sd_target': 'proxyanchor'},
-                                features=True),
-    'pfml': Case('pfml', n_classes=300),                       # its time grows with the square of the number of classes
-    'pfml, 2 proxies': Case('pfml', flags={'loss_pfml_n_proxies': 2}, n_classes=3000),
+                                features=True, most=0),
+    'pfml': Case('pfml', n_classes=300, most=0),               # its time grows with the square of the number of classes
+    'pfml, 2 proxies': Case('pfml', flags={'loss_pfml_n_proxies': 2}, n_classes=3000, most=0),
 }
 
 
@@ -202,19 +182,14 @@ def our_loss(case, batch, labels, triplets, n_classes):
     return criteria.select(opt, miner), (batch, labels, *features)
 
 
-def their_loss(case, batch, labels, triplets, n_classes):
+def their_loss(name, batch, labels, triplets, n_classes):
     """(the library's loss, its arguments); None where it has none, or where the batch is too large for it."""
-    if case.counterpart is None or len(batch) > case.most or n_classes > case.n_classes:
+    case = CASES[name]
+    if len(batch) > case.most or n_classes > case.n_classes:
         return None
-    libraries.require_library('the comparison of losses')
-    import pytorch_metric_learning as library
-    import pytorch_metric_learning.distances
-    import pytorch_metric_learning.losses
-    import pytorch_metric_learning.miners
-    import pytorch_metric_learning.reducers
-    import pytorch_metric_learning.regularizers
-    loss = case.counterpart(library, n_classes, batch.shape[1])
-    return loss, (batch, labels, *([tuple(triplets.T)] if case.triplets else []))
+    found = counterparts(n_classes, batch.shape[1])
+    build = found.get(name) or found[case.loss]
+    return build(), (batch, labels, *([tuple(triplets.T)] if case.triplets else []))
 
 
 def compare(name, n_samples, dim, n_classes=None):
@@ -224,10 +199,10 @@ def compare(name, n_samples, dim, n_classes=None):
     torch.manual_seed(0)
     triplets = random_triplets(labels, n_samples) if case.triplets else None
     n_classes = n_classes or int(labels.max()) + 1
-    if case.counterpart is None and n_classes > case.n_classes:
+    if not case.most and n_classes > case.n_classes:
         return {}, {}
     sides = {'ours': our_loss(case, batch, labels, triplets, n_classes),
-             'theirs': their_loss(case, batch, labels, triplets, n_classes)}
+             'theirs': their_loss(name, batch, labels, triplets, n_classes)}
     steps = {side: step(loss[0], *loss[1]) for side, loss in sides.items() if loss}
     return median_times(steps, REPEATS, BUDGET), {side: peak_memory(function) for side, function in steps.items()}
 
