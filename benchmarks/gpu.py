@@ -65,13 +65,13 @@ def tests(run):
 def steps(run):
     """A training step beside a bare loop, in PyTorch's precision and in full float32; the share of loss and miner."""
     case = step.Case(run.flags)
-    ours = median(step.measure({'step': case.step})['step'])
+    ours = step.measure({'step': case.step})['step']
     yield Row(f"training step, {run.job}, PyTorch's precision; bare loop", ours, step.bare_loop(run.flags)[0], 1.05)
     parts = case.parts()
     yield Row(f'loss and miner, forward, {run.job}; the whole step', parts['miner'] + parts['loss without miner'],
               sum(parts.values()), 0.1)
     full = step.Case([*run.flags, '--tf32', 'false'])
-    peer = median(step.measure({'step': full.step})['step'])
+    peer = step.measure({'step': full.step})['step']
     yield Row(f"training step, {run.job}, PyTorch's precision; --tf32 false", ours, peer, 1.0)
 
 
@@ -105,10 +105,9 @@ def half(run):
     """A training step in bfloat16, and its memory, beside float32."""
     cases = [step.Case([*run.flags, *flags]) for flags in (['--amp', 'bfloat16'], [])]
     seconds = step.measure({number: case.step for number, case in enumerate(cases)})
-    ours, plain = map(median, seconds.values())
-    yield Row(f'training step, {run.job}, --amp bfloat16; float32', ours, plain, 0.6)
-    memory, plain_memory = (case.memory() for case in cases)
-    yield Row(f'training step, {run.job}, --amp bfloat16, MiB; float32', memory, plain_memory, 0.8)
+    yield Row(f'training step, {run.job}, --amp bfloat16; float32', *seconds.values(), 0.6)
+    memory = [case.memory() for case in cases]
+    yield Row(f'training step, {run.job}, --amp bfloat16, MiB; float32', *memory, 0.8)
 
 
 def runs(run):
@@ -148,10 +147,10 @@ def ranking(run):
         points, labels, _ = embeddings(*run.size, dim)
         moved = points.to(run.device)
         job = f'ranking, {len(points):,} x {dim}'
-        ours, found = timed(partial(evaluation.compute, METRICS, moved, labels, backend='torch'), 3)
+        ours, found = timed(partial(evaluation.compute, METRICS, moved, labels, backend='torch'))
         for name, function in libraries(moved, labels).items():
-            yield Row(f'{job}; {name}', ours, timed(function, 3)[0], 0.5)
-        peer, expected = timed(partial(evaluation.compute, METRICS, points, labels), 3)
+            yield Row(f'{job}; {name}', ours, timed(function)[0], 0.5)
+        peer, expected = timed(partial(evaluation.compute, METRICS, points, labels))
         yield Row(f'{job}; on the CPU, {torch.get_num_threads()} threads', ours, peer, 1.0)
         for name in METRICS:
             if abs(found[name] - expected[name]) > TOLERANCE:
@@ -172,17 +171,16 @@ def clusters(run):
     for dim in run.dims:
         points, labels, _ = embeddings(*run.size, dim)
         k = int(labels.max()) + 1
-        ours, _ = timed(partial(clustering.kmeans_torch, points.to(run.device), k, 0), 3)
-        peer, _ = timed(partial(clustering.kmeans, points, k, 0), 3)
+        ours, _ = timed(partial(clustering.kmeans_torch, points.to(run.device), k, 0))
+        peer, _ = timed(partial(clustering.kmeans, points, k, 0))
         yield Row(f'k-means, {len(points):,} x {dim}; on the CPU, {torch.get_num_threads()} threads', ours, peer, 0.5)
 
 
-def timed(function, rounds=1):
-    """(median seconds of a call, by step.now(); its result), after a call without timing if there are several."""
+def timed(function):
+    """(median seconds of three calls, by step.now(); the result), after a call without timing."""
     taken = []
-    if rounds > 1:
-        function()
-    for _ in range(rounds):
+    function()
+    for _ in range(3):
         began = step.now()
         result = function()
         taken.append(step.now() - began)
@@ -194,7 +192,7 @@ def processes(run):
     if run.device.type == 'cuda' and torch.cuda.device_count() < N_PROCESSES:
         raise UserError('two processes need two GPUs, and there is one')
     shared, _ = step.measure_processes(N_PROCESSES, run.flags)
-    alone = median(step.measure({'step': step.Case(run.flags).step})['step'])
+    alone = step.measure({'step': step.Case(run.flags).step})['step']
     yield Row(f'training step, {run.job}, {N_PROCESSES} processes; one process', shared, alone, 0.75)
 
 
@@ -210,7 +208,7 @@ def compiled(run):
     limit.cancel()
     yield Row(f'compiling a training step, {run.job}; its limit', time.monotonic() - began, COMPILING, 1.0)
     seconds = step.measure({'compiled': case.step, 'plain': plain.step})
-    yield Row(f'training step, {run.job}, --compile; without', *map(median, seconds.values()), 1.0)
+    yield Row(f'training step, {run.job}, --compile; without', *seconds.values(), 1.0)
 
 
 def end_compiling(job):

@@ -136,7 +136,7 @@ def now():
 
 
 def measure(functions):
-    """{name: function} -> {name: seconds of each of ROUNDS calls}; the functions are called in turn."""
+    """{name: function} -> {name: median seconds of ROUNDS calls}; the functions are called in turn."""
     for function in functions.values():
         for _ in range(WARM_UP):
             function()
@@ -146,7 +146,7 @@ def measure(functions):
             began = now()
             function()
             seconds[name].append(now() - began)
-    return seconds
+    return {name: median(taken) for name, taken in seconds.items()}
 
 
 def shared(rank, n, flags, folder):
@@ -157,7 +157,7 @@ def shared(rank, n, flags, folder):
         torch.cuda.set_device(rank)
     dist.init_process_group('cpu:gloo,cuda:nccl' if gpu else 'gloo', f'file://{folder}/group', rank=rank, world_size=n)
     case = Case(flags)
-    torch.save((median(measure({'step': case.step})['step']), case.memory()), f'{folder}/{rank}.pt')
+    torch.save((measure({'step': case.step})['step'], case.memory()), f'{folder}/{rank}.pt')
     dist.destroy_process_group()
 
 
@@ -193,8 +193,8 @@ def main(flags):
     seconds = measure({name: case.step for name, case in cases.items()})
     print(f'{"":<38}{"ms":>10}{"ratio":>8}{"images/s":>12}{"peak MiB":>12}')
     line('bare loop', bare, 1, opt.bs, bare_memory)
-    for name, times in seconds.items():
-        line(name, median(times), median(times) / bare, opt.bs, cases[name].memory())
+    for name, taken in seconds.items():
+        line(name, taken, taken / bare, opt.bs, cases[name].memory())
     if gpus == 1:
         print('2 processes: need two GPUs')
     else:
