@@ -2,17 +2,15 @@
 import contextlib
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from records.run_folder import processor
+from records.run_folder import versions
 from utilities import stopping
 from utilities.errors import RunFailed, UserError
 from utilities.text_tables import markdown
@@ -36,17 +34,12 @@ class Row(NamedTuple):
     target: float
 
 
-def machine(threads, device):
-    """The machine and the versions that rows depend on, in one line."""
-    parts = [processor(), f'{os.cpu_count()} cores', f'threads: {threads}', f'Python {platform.python_version()}']
-    if device:
-        parts.insert(1, device)
-    for name in PEERS:
-        try:
-            parts.append(f'{name} {version(name)}')
-        except PackageNotFoundError:
-            parts.append(f'{name} missing')
-    return ', '.join(parts)
+def machine(device):
+    """The machine and the versions that rows depend on, in one line. device: the name of the GPU, or None."""
+    found = versions()
+    parts = [found['processor'], *([device] if device else []), f'{os.cpu_count()} cores',
+             f'threads: {found["threads"]}', f'Python {found["python"]}']
+    return ', '.join(parts + [f'{name} {found.get(name, "missing")}' for name in PEERS])
 
 
 def print_rows(rows):

@@ -258,7 +258,7 @@ def main(arguments):
     command += ['--quick'] * options.quick
     benchmarks = {f'gpu {part}': ([*command, part], PARTS[part][1]) for part in options.parts or PARTS}
     name = torch.cuda.get_device_name() if options.device == 'cuda' else None
-    figures.measure_all(benchmarks, figures.machine(torch.get_num_threads(), name))
+    figures.measure_all(benchmarks, figures.machine(name))
 
 
 if __name__ == '__main__':
