@@ -23,14 +23,13 @@ from torchvision.transforms import v2
 
 import configuration
 import datasets
+from architectures.embedding_network import IMAGENET_MEAN, IMAGENET_STD
 from datasets import decoding
 from datasets.loading import Loader
 from utilities.text_tables import markdown
 
 SIZE = 224
 BATCH = 16
-MEAN = 0.485, 0.456, 0.406
-STD = 0.229, 0.224, 0.225
 
 
 def write_photos(folder, n_images, n_tiles, side):
@@ -73,13 +72,11 @@ class Files(torch.utils.data.Dataset):
 def usual_pipelines():
     """{name: function path -> normalised float32 image}, the pipelines to compare with."""
     augment = [v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip()]
-    normalise = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    normalise = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
     of_timm = timm.data.create_transform(SIZE, is_training=True, interpolation='bilinear', color_jitter=None)
-    of_pillow = v2.Compose([*augment, v2.ToImage(), *normalise])
-    of_torchvision = v2.Compose([*augment, *normalise])
-    return {'Pillow, v2': lambda path: of_pillow(read_by_pillow(path)),
-            'Pillow, timm': lambda path: of_timm(read_by_pillow(path)),
-            'torchvision, v2': lambda path: of_torchvision(read_by_torchvision(path))}
+    return {'Pillow, v2': v2.Compose([read_by_pillow, *augment, v2.ToImage(), *normalise]),
+            'Pillow, timm': v2.Compose([read_by_pillow, of_timm]),
+            'torchvision, v2': v2.Compose([read_by_torchvision, *augment, *normalise])}
 
 
 def read_by_pillow(path):
