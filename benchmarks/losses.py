@@ -163,7 +163,7 @@ def random_batch(n_samples, n_images, dim):
     return torch.nn.functional.normalize(batch, dim=1).requires_grad_(), labels
 
 
-def step(loss, *arguments):
+def step(loss, arguments):
     """A function that computes the loss and its gradient."""
     parameters = loss.parameters() if isinstance(loss, torch.nn.Module) else []
     tensors = [*arguments, *parameters]
@@ -183,34 +183,29 @@ def our_loss(case, batch, labels, triplets, n_classes):
 
 
 def their_loss(name, batch, labels, triplets, n_classes):
-    """(the library's loss, its arguments); None where it has none, or where the batch is too large for it."""
+    """(the library's loss, its arguments)"""
     case = CASES[name]
-    if len(batch) > case.most or n_classes > case.n_classes:
-        return None
     found = counterparts(n_classes, batch.shape[1])
     build = found.get(name) or found[case.loss]
     return build(), (batch, labels, *([tuple(triplets.T)] if case.triplets else []))
 
 
-def compare(name, n_samples, dim, n_classes=None):
-    """(seconds, bytes): {'ours' or 'theirs': medians, peaks} of those that can be called with this size."""
+def row(name, n_samples, dim, n_classes=None):
+    """The cells of a row of the table, with - for a loss that cannot be called with this size."""
     case = CASES[name]
     batch, labels = random_batch(n_samples, SIZES[n_samples], dim)
     torch.manual_seed(0)
     triplets = random_triplets(labels, n_samples) if case.triplets else None
     n_classes = n_classes or int(labels.max()) + 1
-    if not case.most and n_classes > case.n_classes:
-        return {}, {}
-    sides = {'ours': our_loss(case, batch, labels, triplets, n_classes),
-             'theirs': their_loss(name, batch, labels, triplets, n_classes)}
-    steps = {side: step(loss[0], *loss[1]) for side, loss in sides.items() if loss}
-    return median_times(steps, REPEATS, BUDGET), {side: peak_memory(function) for side, function in steps.items()}
-
-
-def row(name, n_samples, dim, n_classes=None):
-    """The cells of a row of the table."""
-    seconds, peaks = compare(name, n_samples, dim, n_classes)
-    cells = [name, f'{n_samples:,}', dim, f'{n_classes or n_samples // SIZES[n_samples]:,}']
+    are_few = n_classes <= case.n_classes
+    steps = {}
+    if case.most or are_few:
+        steps['ours'] = step(*our_loss(case, batch, labels, triplets, n_classes))
+    if n_samples <= case.most and are_few:
+        steps['theirs'] = step(*their_loss(name, batch, labels, triplets, n_classes))
+    seconds = median_times(steps, REPEATS, BUDGET)
+    peaks = {side: peak_memory(function) for side, function in steps.items()}
+    cells = [name, f'{n_samples:,}', dim, f'{n_classes:,}']
     for found, unit in (seconds, 1e-3), (peaks, 1e6):
         cells += [f'{found[side] / unit:,.2f}' if side in found else '-' for side in ('ours', 'theirs')]
         cells.append(f'{found["ours"] / found["theirs"]:.2f}' if 'theirs' in found else '-')

@@ -36,7 +36,7 @@ def counterparts():
 
 
 def measure(n_classes, n_samples, dim):
-    """Yields (miner, name of its counterpart or '', {'ours' or 'theirs': median seconds}, {...: peak bytes})."""
+    """Yields the cells of a row for each miner."""
     torch.manual_seed(0)
     labels = torch.arange(n_classes).repeat_interleave(n_samples)
     batch = torch.nn.functional.normalize(torch.randn(len(labels), dim), dim=1)
@@ -46,22 +46,20 @@ def measure(n_classes, n_samples, dim):
         if name in theirs:
             miners['theirs'] = theirs[name]
         calls = {side: functools.partial(miner, batch, labels) for side, miner in miners.items()}
-        yield (name, type(theirs[name]).__name__ if name in theirs else '', median_times(calls, REPEATS, BUDGET),
-               {side: peak_memory(call) for side, call in calls.items()})
+        seconds = median_times(calls, REPEATS, BUDGET)
+        cells = {side: [f'{seconds[side] * 1e3:.2f}', f'{peak_memory(call) / 1e6:.1f}'] for side, call in calls.items()}
+        compared = ['', '', '', '']
+        if name in theirs:
+            ratio = f'{seconds["theirs"] / seconds["ours"]:.1f}'
+            compared = [type(theirs[name]).__name__, *cells['theirs'], ratio]
+        yield [name, len(labels), dim, *cells['ours'], *compared]
 
 
 def main():
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')                        # the other library warns of divisions by zero
     print(f'torch {torch.__version__}, {processor()}, one thread, medians of processor time')
-    rows = []
-    for n_classes, n_samples in SHAPES:
-        for dim in DIMENSIONS:
-            for name, theirs, seconds, peaks in measure(n_classes, n_samples, dim):
-                cells = {side: [f'{taken * 1e3:.2f}', f'{peaks[side] / 1e6:.1f}'] for side, taken in seconds.items()}
-                ratio = f'{seconds["theirs"] / seconds["ours"]:.1f}' if theirs else ''
-                rows.append([name, n_classes * n_samples, dim, *cells['ours'], theirs, *cells.get('theirs', ['', '']),
-                             ratio])
+    rows = [row for shape in SHAPES for dim in DIMENSIONS for row in measure(*shape, dim)]
     print(markdown(['miner', 'batch', 'D', 'ms', 'MB', 'pytorch-metric-learning', 'ms', 'MB', 'ratio of times'], rows))
 
 
