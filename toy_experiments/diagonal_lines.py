@@ -83,23 +83,21 @@ def train(seed, p, n_steps, normalize, n_points=50, batch=64):
 
 @torch.no_grad()
 def measure(network, points, labels):
-    """(embeddings [N, 2], R@1, singular values divided by their sum, rho)."""
+    """{'points', 'labels', 'embeddings' [N, 2], 'e_recall@1', 'rho_spectrum@0' (singular values), 'rho_spectrum@1'}."""
     embeddings = network(points)
     values = evaluation.compute(['e_recall@1', 'rho_spectrum@0', 'rho_spectrum@1'], embeddings, labels.numpy())
-    return embeddings.numpy(), values['e_recall@1'], values['rho_spectrum@0'], values['rho_spectrum@1']
+    return values | {'points': points, 'labels': labels, 'embeddings': embeddings}
 
 
 def run(n_seeds, p, n_steps, normalize):
-    """{setting: list over seeds of {'train': measure(), 'test': measure(), 'labels': {split: [N]}}}"""
+    """{setting: list over seeds of {'train': measure(), 'test': measure()}}"""
     found = {setting: [] for setting in SETTINGS}
     bar = tqdm(total=2 * n_seeds, unit='network', disable=None)
     for seed in range(n_seeds):
         for setting, probability in zip(SETTINGS, (0.0, p), strict=True):
             network, *training = train(seed, probability, n_steps, normalize)
             seed_everything(10_000 + seed)
-            splits = {'train': training, 'test': test_set(50)}
-            found[setting].append({split: measure(network, *data) for split, data in splits.items()}
-                                  | {'labels': {split: data[1].numpy() for split, data in splits.items()}})
+            found[setting].append({'train': measure(network, *training), 'test': measure(network, *test_set(50))})
             bar.update()
     bar.close()
     return found
@@ -109,7 +107,8 @@ def table(found):
     """Means and standard deviations over seeds, and the paired differences with their intervals, as text."""
     rows, columns = [['', 'train R@1', 'test R@1', 'rho, train', '2nd singular value']], {}
     for setting, seeds in found.items():
-        columns[setting] = np.array([[seed['train'][1], seed['test'][1], seed['train'][3], seed['train'][2][-1]]
+        columns[setting] = np.array([[seed['train']['e_recall@1'], seed['test']['e_recall@1'],
+                                      seed['train']['rho_spectrum@1'], seed['train']['rho_spectrum@0'][-1]]
                                      for seed in seeds])
         rows.append([setting, *(f'{mean:.3f} ± {std:.3f}' for mean, std in zip(
             columns[setting].mean(0), columns[setting].std(0, ddof=1), strict=True))])
@@ -129,19 +128,17 @@ def plot(found, file):
     """Plots the points, the embeddings of seed 0, the spectra of the training embeddings and the recall."""
     figure = new_figure(2.2 * COLUMN, 1.2 * COLUMN)
     axes = figure.subplots(2, 4)
-    seed_everything(0)
-    training = segments([1.0, 1.0], 50)
-    seed_everything(10_000)                                # as in run()
-    for row, (split, (points, labels)) in enumerate((('train', training), ('test', test_set(50)))):
-        axes[row, 0].scatter(*points.T, c=labels, cmap='tab10', vmin=0, vmax=9, s=2)
-        axes[row, 0].set(title=f'points, {split}', aspect='equal', xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
+    for row, split in enumerate(('train', 'test')):
         for column, setting in enumerate(SETTINGS, start=1):
-            seed = found[setting][0]
-            axes[row, column].scatter(*seed[split][0].T, c=seed['labels'][split], cmap='tab10', vmin=0, vmax=9, s=2)
+            data = found[setting][0][split]
+            colours = {'c': data['labels'], 'cmap': 'tab10', 'vmin': 0, 'vmax': 9, 's': 2}
+            axes[row, column].scatter(*data['embeddings'].T, **colours)
             axes[row, column].set(title=f'embeddings, {split},\n{setting}', aspect='equal')
+        axes[row, 0].scatter(*data['points'].T, **colours)                 # the same in both settings
+        axes[row, 0].set(title=f'points, {split}', aspect='equal', xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
     for i, setting in enumerate(SETTINGS):
-        spectra = np.array([seed['train'][2] for seed in found[setting]])
-        recalls = np.array([[seed[split][1] for split in ('train', 'test')] for seed in found[setting]])
+        spectra = np.array([seed['train']['rho_spectrum@0'] for seed in found[setting]])
+        recalls = np.array([[seed[split]['e_recall@1'] for split in ('train', 'test')] for seed in found[setting]])
         for row, values in ((0, spectra), (1, 100 * recalls)):
             axes[row, 3].bar(np.arange(2) + 0.4 * i, values.mean(0), 0.4, yerr=values.std(0, ddof=1), capsize=3,
                              label=setting)
