@@ -182,14 +182,6 @@ def our_loss(case, batch, labels, triplets, n_classes):
     return criteria.select(opt, miner), (batch, labels, *features)
 
 
-def their_loss(name, batch, labels, triplets, n_classes):
-    """(the library's loss, its arguments)"""
-    case = CASES[name]
-    found = counterparts(n_classes, batch.shape[1])
-    build = found.get(name) or found[case.loss]
-    return build(), (batch, labels, *([tuple(triplets.T)] if case.triplets else []))
-
-
 def row(name, n_samples, dim, n_classes=None):
     """The cells of a row of the table, with - for a loss that cannot be called with this size."""
     case = CASES[name]
@@ -202,13 +194,16 @@ def row(name, n_samples, dim, n_classes=None):
     if case.most or are_few:
         steps['ours'] = step(*our_loss(case, batch, labels, triplets, n_classes))
     if n_samples <= case.most and are_few:
-        steps['theirs'] = step(*their_loss(name, batch, labels, triplets, n_classes))
+        found = counterparts(n_classes, dim)
+        build = found[name if name in found else case.loss]
+        tuples = [tuple(triplets.T)] if case.triplets else []
+        steps['theirs'] = step(build(), (batch, labels, *tuples))
     seconds = median_times(steps, REPEATS, BUDGET)
     peaks = {side: peak_memory(function) for side, function in steps.items()}
     cells = [name, f'{n_samples:,}', dim, f'{n_classes:,}']
-    for found, unit in (seconds, 1e-3), (peaks, 1e6):
-        cells += [f'{found[side] / unit:,.2f}' if side in found else '-' for side in ('ours', 'theirs')]
-        cells.append(f'{found["ours"] / found["theirs"]:.2f}' if 'theirs' in found else '-')
+    for values, unit in (seconds, 1e-3), (peaks, 1e6):
+        cells += [f'{values[side] / unit:,.2f}' if side in values else '-' for side in ('ours', 'theirs')]
+        cells.append(f'{values["ours"] / values["theirs"]:.2f}' if 'theirs' in values else '-')
     return cells
 
 
