@@ -23,18 +23,15 @@ PACKAGES = ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._d
             'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard')
 
 
-def draw_classes(folder, n_classes, n_images, side=24, noise=60, n_superclasses=0, seed=0):
-    """
-    Draws a folder per class, with noisy copies of a pattern of its own, in folders of super-classes if there are any.
-    Returns the folder.
-    """
+def draw_classes(folder, n_classes, n_images, side=24, seed=0):
+    """Draws a folder per class, with noisy copies of a pattern of its own. Returns the folder."""
     random = np.random.default_rng(seed)
     for c in range(n_classes):
         pattern = random.uniform(0, 255, (side, side, 3))
-        place = folder / (f'super_{c % n_superclasses}' if n_superclasses else '') / f'class_{c:02d}'
+        place = folder / f'class_{c:02d}'
         place.mkdir(parents=True)
         for i in range(n_images):
-            pixels = (pattern + random.normal(0, noise, pattern.shape)).clip(0, 255).astype(np.uint8)
+            pixels = (pattern + random.normal(0, 60, pattern.shape)).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(place / f'{i}.png')
     return folder
 
