@@ -313,12 +313,11 @@ def _flags(kind, name):
 
 def _flag_of_others(flag):
     """The values of a flag that a method reads, but does not declare."""
-    beginnings = {(kind, name): start.format(name) for kind, (_, _, start) in _KINDS.items() for name in _files(kind)}
-    owners = [owner for owner, begins in beginnings.items() if flag.startswith(begins)]
-    for owner in sorted(owners, key=lambda owner: len(beginnings[owner]), reverse=True):   # snr_contrastive before snr
-        own = _own_flags(*owner)
-        if flag in own:
-            return own[flag]
+    for kind, (_, _, start) in _KINDS.items():
+        for name in _files(kind):
+            own = _own_flags(kind, name) if flag.startswith(start.format(name)) else {}
+            if flag in own:
+                return own[flag]
     return _RUN.get(flag, {})
 
 
