@@ -45,9 +45,6 @@ class RunFailed(Exception):
 class WorkerLost(RunFailed):
     """A data worker was ended from outside."""
 
-    def __str__(self):
-        return 'A data worker was killed, as the system does where memory runs out; fewer --kernels need less.'
-
 
 class OutOfMemory(RunFailed):
     """The memory of a device, or of the machine, does not suffice."""
@@ -147,7 +144,8 @@ def explained(needs_less=NEEDS_LESS):
     except (RuntimeError, MemoryError) as error:
         if LOST_WORKER.match(str(error)):
             check()                                          # schedulers send SIGTERM to the data workers as well
-            raise WorkerLost from None
+            raise WorkerLost('A data worker was killed, as the system does where memory runs out; fewer --kernels need '
+                             'less.') from None
         if 'converted to type float without overflow' in str(error):
             raise RunFailed('A step of the optimizer is too large for float32 numbers: give a lower --lr.') from None
         if SHARED_MEMORY.search(str(error)):
