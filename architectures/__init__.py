@@ -117,4 +117,3 @@ def select(opt, backbone=None):
     if opt.weights or not opt.not_pretrained:
         weights.load(opt, arch, backbone)
     return EmbeddingNetwork(opt, backbone, '_frozen' in suffixes, '_normalize' in suffixes)
-

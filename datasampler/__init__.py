@@ -1,5 +1,4 @@
 """Batch samplers: they decide which images form a training batch."""
-
 from datasampler import (
     balanced_sampler,
     class_random_sampler,
