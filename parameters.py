@@ -50,12 +50,11 @@ def require_flags(name, module):
                         f"'public_{name}': public_{file} to the registry in {package}/__init__.py")
 
 
-def add_methods(add, switch, start, registry, shared=None):
+def add_methods(add, switch, start, registry):
     """
     Adds the flags that the files of a registry declare. Those of a method are the flags that its file declares or USES.
 
-    start:  what the flags begin with, with {} for the method's name.
-    shared: {a file that declares flags of several methods: the methods that use all of them}
+    start: what the flags begin with, with {} for the method's name.
     """
     flags = {}
     users = {}
@@ -65,11 +64,6 @@ def add_methods(add, switch, start, registry, shared=None):
         flags |= own
         for flag in [*own, *getattr(module, 'USES', ())]:
             users.setdefault(flag, []).append(name)
-    for module, names in (shared or {}).items():
-        own = method_flags.declared(module, start)
-        flags |= own
-        for flag in own:
-            users.setdefault(flag, []).extend(names)
     for flag, values in flags.items():
         command_line.add_declared(add, switch, flag, values, of=users[flag])
 
@@ -314,7 +308,9 @@ def batch_creation_parameters(parser):
         help='number of images per class in a batch')
     add('--views', metavar='N', type=POSITIVE_INT, default=1,
         help='number of times that each image is in its batch, each differently augmented; --bs counts all')
-    add_methods(add, switch, 'data_', SAMPLERS, {datasampler.storage: WITH_STORAGE})
+    add_methods(add, switch, 'data_', SAMPLERS)
+    for flag, values in method_flags.declared(datasampler.storage, 'data_').items():
+        command_line.add_declared(add, switch, flag, values, of=WITH_STORAGE)
 
 
 def batch_mining_parameters(parser):
