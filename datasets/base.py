@@ -44,6 +44,16 @@ class ImageTable:
     roles: list | None = None
     boxes: list | None = None
 
+    @classmethod
+    def of_folders(cls, folders):
+        """The table of the images directly in `folders`, {folder: its class}."""
+        table = cls([], [])
+        for folder, name in folders.items():
+            files = image_files(folder, table.ignored)
+            table.paths += files
+            table.classes += [name] * len(files)
+        return table
+
     @property
     def sources(self):
         """What is read of each image: its path, or its Box."""
@@ -228,14 +238,9 @@ def subfolders(folder):
 
 def class_folders(folder):
     """The table of a folder that contains one folder of images per class."""
-    paths = []
-    classes = []
-    ignored = files_in(folder)
-    for class_folder in subfolders(folder):
-        files = image_files(class_folder, ignored)
-        paths += files
-        classes += [class_folder.name] * len(files)
-    return ImageTable(paths, classes, ignored=ignored)
+    table = ImageTable.of_folders({path: path.name for path in subfolders(folder)})
+    table.ignored = files_in(folder) + table.ignored
+    return table
 
 
 def files_in(folder):

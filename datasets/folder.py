@@ -118,23 +118,17 @@ def nested(folder):
     or super-class is its path below `folder`. Hidden folders are left out. Raises UserError if class depths differ.
     """
     walked = []
-    paths = []
-    classes = []
-    beside = []
     for above, folders, _ in os.walk(folder, onerror=decoding.refuse_folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith('.')]
         walked.append(Path(above))
-    for path in sorted(walked):
-        files = image_files(path, beside)
-        paths += files
-        classes += [path.relative_to(folder).as_posix()] * len(files)
-    depths = {name.count('/'): name for name in classes}
+    table = ImageTable.of_folders({path: path.relative_to(folder).as_posix() for path in sorted(walked)})
+    depths = {name.count('/'): name for name in table.classes}
     if len(depths) > 1:
         one, other, *_ = depths.values()
         raise UserError(f'{folder}: the classes must all be in the same number of folders of super-classes, unlike '
                         f'{one} and {other}')
-    names = sorted(set(classes))
-    superclasses, *coarser = [{name: name.rsplit('/', level)[0] for name in names}
-                              for level in range(1, max(depths, default=0) + 1)] or [{}]
-    ignored = [path for path in beside if not path.is_dir()]
-    return ImageTable(paths, classes, superclasses=superclasses, coarser=coarser, ignored=ignored)
+    names = sorted(set(table.classes))
+    table.superclasses, *table.coarser = [{name: name.rsplit('/', level)[0] for name in names}
+                                          for level in range(1, max(depths, default=0) + 1)] or [{}]
+    table.ignored = [path for path in table.ignored if not path.is_dir()]
+    return table

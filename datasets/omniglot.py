@@ -1,7 +1,7 @@
 """Omniglot: handwritten characters of 50 alphabets, 20 drawings each. Lake et al., Science 2015."""
 from pathlib import Path
 
-from datasets.base import ImageTable, class_folders, find, image_files
+from datasets.base import ImageTable, class_folders, find
 from datasets.download import fetch
 
 CHARACTERS = True            # its images must not be flipped or cropped
@@ -23,24 +23,14 @@ def load(opt):
     path = find(opt, 'omniglot', layouts('images_background'), WHERE)
     if path.name == 'images':
         table = class_folders(path)
-        table.superclasses = alphabets(table.classes)
-        return table
-    paths = []
-    classes = []
-    ignored = []
-    evaluation = [source / layout for layout in layouts('images_evaluation') if (source / layout).exists()]
-    for part in (path, *evaluation[:1]):
-        for character in sorted(part.glob('[!.]*/[!.]*/')):
-            files = image_files(character, ignored)
-            paths += files
-            classes += [f'{character.parent.name}.{character.name}'] * len(files)
-    return ImageTable(paths, classes, superclasses=alphabets(classes), ignored=ignored)
+    else:
+        evaluation = [source / layout for layout in layouts('images_evaluation') if (source / layout).exists()]
+        characters = [folder for part in (path, *evaluation[:1]) for folder in sorted(part.glob('[!.]*/[!.]*/'))]
+        table = ImageTable.of_folders({folder: f'{folder.parent.name}.{folder.name}' for folder in characters})
+    table.superclasses = {name: name.split('.')[0] for name in table.classes}
+    return table
 
 
 def layouts(part):
     """Paths below --source_path of the folder with all images, and of this part of the original download."""
     return ['omniglot/images', *(f'{above}/{part}' for above in ('omniglot', 'omniglot/omniglot-py', 'omniglot-py'))]
-
-
-def alphabets(classes):
-    return {name: name.split('.')[0] for name in classes}
