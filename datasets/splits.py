@@ -51,7 +51,7 @@ def closed_set(opt, table):
     others go to the folds in turn. The turn continues from class to class, so that small classes are not all validated
     in the same fold.
     """
-    of_class = images_of_classes(table)
+    of_class = images_of_classes(table, range(len(table.classes)))
     splits = {'train': [], 'val': [], 'test': []}
     n_assigned = 0
     for name in sorted(of_class):
@@ -137,10 +137,8 @@ def cut_test(opt, items):
     return others, [item for i, item in enumerate(items) if i in test]
 
 
-def images_of_classes(table, chosen=None):
-    """{class: [image index]} of the images `chosen`, a list of indices; by default of all."""
-    if chosen is None:
-        chosen = range(len(table.classes))
+def images_of_classes(table, chosen):
+    """{class: [image index]} of the images with the indices `chosen`."""
     of_class = {}
     for i in chosen:
         of_class.setdefault(table.classes[i], []).append(i)

@@ -1,8 +1,8 @@
 """Metrics: embeddings in, numbers out. Ranking, clustering and singular values are computed once for all."""
 import contextlib
-import functools
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial, reduce
 
 import numpy as np
 import torch
@@ -44,10 +44,10 @@ METRICS = {
     'precision_at_1': Metric('ranks', rank_metrics.precision_at_1, depth=lambda n_positives: 1),
     'r_precision': Metric('ranks', rank_metrics.r_precision, depth=lambda n_positives: n_positives),
     'map_at_r': Metric('ranks', rank_metrics.map_at_r, depth=lambda n_positives: n_positives),
-    'mAP': Metric('ranks', rank_metrics.mean_average_precision(np.inf)),
+    'mAP': Metric('ranks', partial(rank_metrics.average_precision, cut=np.inf)),
     'mAP_trapezoid': Metric('ranks', rank_metrics.trapezoidal_average_precision),
-    'mAP_1000': Metric('ranks', rank_metrics.mean_average_precision(1000), depth=lambda n_positives: 1000),
-    'mAP_lim': Metric('ranks', rank_metrics.mean_average_precision(1023), depth=lambda n_positives: 1023),
+    'mAP_1000': Metric('ranks', partial(rank_metrics.average_precision, cut=1000), depth=lambda n_positives: 1000),
+    'mAP_lim': Metric('ranks', partial(rank_metrics.average_precision, cut=1023), depth=lambda n_positives: 1023),
     'mAP_c': Metric('ranks', rank_metrics.map_at_r, depth=lambda n_positives: n_positives),
     'minp': Metric('ranks', rank_metrics.inverse_negative_penalty),
     'h_ap': Metric('levels', hierarchy.h_ap),
@@ -225,9 +225,8 @@ def from_ranks(metrics, job):
     for images, search in job.searches():
         if not search.n_positives.any():
             continue
-        depth = functools.reduce(np.maximum, [metric.depth(search.n_positives, *argument)
-                                              for metric, argument in metrics.values()])
-        for queries, ranks in ranking.positive_ranks(search, depth, job.backend):
+        depths = [metric.depth(search.n_positives, *argument) for metric, argument in metrics.values()]
+        for queries, ranks in ranking.positive_ranks(search, reduce(np.maximum, depths), job.backend):
             for name, (metric, argument) in metrics.items():
                 values = metric.function(ranks, search.n_positives[queries], *argument)
                 per_image[name][images[search.query_index[queries]]] = per_query(name, values, len(queries))

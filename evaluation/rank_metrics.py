@@ -35,10 +35,6 @@ def map_at_r(ranks, n_positives):
     return average_precision(ranks, n_positives, n_positives)
 
 
-def mean_average_precision(cut):
-    return lambda ranks, n_positives: average_precision(ranks, n_positives, cut)
-
-
 def trapezoidal_average_precision(ranks, n_positives):
     """
     The area under the precision-recall curve by the trapezoidal rule: the mean over the positives of (precision at the
