@@ -11,7 +11,7 @@ from evaluation import geometry, verification
 from evaluation import why as explanations
 from evaluation.protocol import embed_splits, split_of_pictures
 from evaluation.ranking.arrays import chunks
-from evaluation.ranking.nearest import first, nearest, split_by_class
+from evaluation.ranking.nearest import first, first_by_class, nearest
 from utilities import plotting, processes
 from utilities.errors import UserError
 from utilities.files import require_writable_folder
@@ -307,8 +307,7 @@ def why(embedded, seed, n_queries=4):
     if not len(queries) or len(np.unique(images.labels)) < 2:
         return None
     rows = np.searchsorted(search.query_index, queries)
-    of_own, own, others = split_by_class(search, rows)
-    right, wrong = (first(search, rows, *some)[0][:, 0] for some in ((of_own, 1, own), (others, 1)))
+    right, wrong = (found[:, 0] for found, _ in first_by_class(search, rows, 1))
     if min(right.min(), wrong.min()) < 0:                  # a gallery without images of another class
         return None
     right, wrong = search.gallery_index[right], search.gallery_index[wrong]

@@ -12,7 +12,8 @@ import numpy as np
 
 from evaluation import rank_metrics
 from evaluation.ranking.arrays import chunks
-from evaluation.ranking.nearest import first, split_by_class
+from evaluation.ranking.draws import random_places
+from evaluation.ranking.nearest import first_by_class
 from evaluation.ranking.neighbours import Search
 from records import columns
 
@@ -135,12 +136,7 @@ def divided(images, share, seed):
     is_query, in_gallery = images.roles
     classes = random.permutation(removable_classes(images))
     unknown = np.isin(labels, classes[:round(share * len(classes))])
-    order = random.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind='stable')]                # by class, each in a random order
-    sizes = np.bincount(labels)
-    place = np.empty(len(labels), int)
-    place[order] = np.arange(len(labels)) - (sizes.cumsum() - sizes)[labels[order]]
-    half = place < (sizes[labels] + 1) // 2
+    half = random_places(labels, random) < (np.bincount(labels)[labels] + 1) // 2
     return is_query & (unknown | ~half | ~in_gallery), in_gallery & ~unknown & (half | ~is_query)
 
 
@@ -161,8 +157,7 @@ def nearest(search):
     images = np.full(shape, -1)
     distances = np.full(shape, np.inf)
     for rows in chunks(np.arange(shape[1]), len(search.gallery)):
-        of_own, own, scores = split_by_class(search, rows)
-        for number, found in enumerate((first(search, rows, of_own, 1, own), first(search, rows, scores, 1))):
+        for number, found in enumerate(first_by_class(search, rows, 1)):
             images[number, rows], distances[number, rows] = (values[:, 0] for values in found)
     tied = (distances[0] == distances[1]) & np.isfinite(distances[0])
     right = (distances[0] < distances[1]) | tied & (images[0] < images[1])

@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from evaluation.ranking.arrays import chunks
-from evaluation.ranking.nearest import first, split_by_class
+from evaluation.ranking.nearest import first_by_class
 from evaluation.ranking.neighbours import Search
 from utilities import stopping
 
@@ -60,9 +60,8 @@ def nearest(embeddings, labels):
     distances = np.full((2, len(labels), k), np.inf, np.float32)
     parts = chunks(np.arange(len(labels)), len(labels), 1 << 22)
     for part in stopping.checked(tqdm(parts, 'neighbours', leave=False, disable=None)):
-        of_own, own, scores = split_by_class(search, part)
-        rows[0, part], distances[0, part] = first(search, part, of_own, k, own)
-        rows[1, part], distances[1, part] = first(search, part, scores, k)
+        for number, found in enumerate(first_by_class(search, part, k)):
+            rows[number, part], distances[number, part] = found
     return zip(rows, np.sqrt(distances, out=distances), strict=True)
 
 

@@ -13,13 +13,19 @@ from evaluation.ranking.arrays import chunks, ranks_in_rows
 CHUNK = 1 << 22              # float64 scores that are held at a time: 32 MB
 
 
-def draw(labels, size, random):
-    """Sorted indices of `size` random images of each class, or all where it has fewer. labels: [G]."""
+def random_places(labels, random):
+    """[N] int64: the place of each image among those of its class, in a random order. labels: [N]."""
     order = random.permutation(len(labels))
     order = order[np.argsort(labels[order], kind='stable')]                # by class, each in a random order
     sizes = np.bincount(labels)
-    place = np.arange(len(labels)) - (sizes.cumsum() - sizes)[labels[order]]
-    return np.sort(order[place < size])
+    places = np.empty(len(labels), int)
+    places[order] = np.arange(len(labels)) - (sizes.cumsum() - sizes)[labels[order]]
+    return places
+
+
+def draw(labels, size, random):
+    """Sorted indices of `size` random images of each class, or all where it has fewer. labels: [G]."""
+    return np.flatnonzero(random_places(labels, random) < size)
 
 
 def drawn_ranks(search, n_draws, size, seed):

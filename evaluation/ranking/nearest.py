@@ -41,18 +41,15 @@ def first(search, rows, scores, k, images=None):
     return found, distance
 
 
-def split_by_class(search, rows):
-    """
-    The scores of the queries `rows` with images of their own class and with images of other classes, as first() takes
-    them: [q, R] with these images [q, R], and [q, G]. What does not belong is −inf.
-    """
+def first_by_class(search, rows, k):
+    """Two results of first(): of the k images of each query's own class, and of the k images of other classes."""
     scores = search.scores(rows)
     own, exists = search.positives(rows)
     places, exists = (torch.as_tensor(array, device=scores.device) for array in (own, exists))
     row, slot = exists.nonzero(as_tuple=True)
     of_own = scores.gather(1, places).masked_fill_(~exists, -torch.inf)
     scores[row, places[row, slot]] = -torch.inf
-    return of_own, own, scores
+    return first(search, rows, of_own, k, own), first(search, rows, scores, k)
 
 
 def nearest(search, queries, k):
