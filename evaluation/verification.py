@@ -185,19 +185,12 @@ def opis(pairs):
     Threshold-Consistent Margin Loss for Open-World Deep Metric Learning, ICLR 2024, https://arxiv.org/abs/2307.04047.
     nan, with a note, if the first distance is 0: rounding errors would decide which equal embeddings are accepted.
     """
-    found = operating_range(pairs)
-    if found is None:
+    if not pairs.n_positives.any() or not pairs.n_negatives.any():
         return np.nan
-    if found[0] == 0:
+    negatives = pairs.histograms[1]
+    ends = [distance(threshold(negatives, rate * negatives.sum())) for rate in RATES]
+    if ends[0] == 0:
         print(f'Note: opis is not defined (nan): more than {RATES[0]:.0%} of the pairs of two classes have the same '
               'embedding, so that rounding errors would decide which of them are accepted.', file=sys.stderr)
         return np.nan
-    return utilities(pairs, found).var(axis=0).mean()
-
-
-def operating_range(pairs):
-    """[N_THRESHOLDS] the distances of OPIS; None if no two images are of one class, or all are."""
-    if not pairs.n_positives.any() or not pairs.n_negatives.any():
-        return None
-    negatives = pairs.histograms[1]
-    return np.linspace(*(distance(threshold(negatives, rate * negatives.sum())) for rate in RATES), N_THRESHOLDS)
+    return utilities(pairs, np.linspace(*ends, N_THRESHOLDS)).var(axis=0).mean()

@@ -34,8 +34,6 @@ class Search:
     cameras:    None, or [N]: the camera of each image; the gallery images of a query's class and camera are left out of
                 its ranking. Zheng et al., Scalable Person Re-identification: A Benchmark, ICCV 2015.
 
-    keys:        (of the queries, of the gallery): a query's ranking leaves out the gallery images with its key: itself,
-                 or with cameras the images of its class and camera.
     gallery_by_class: [G] the gallery in the order of its classes and their cameras.
     first_left_out: [number of queries] the place in gallery_by_class where the images that are left out begin.
     query_index, gallery_index: the indices of the queries and of the gallery among the N images.
@@ -59,12 +57,12 @@ class Search:
         self.query_labels, self.gallery_labels = labels[self.query_index], labels[self.gallery_index]
         self.sizes = np.bincount(self.gallery_labels, minlength=int(labels.max()) + 1)
         cameras = np.arange(len(labels)) if cameras is None else np.unique(cameras, return_inverse=True)[1]
+        # the images of one key, an image or the images of a class and camera, are left out of each other's rankings
         keys = np.unique(labels * (cameras.max() + 1) + cameras, return_inverse=True)[1]
-        self.keys = keys[self.query_index], keys[self.gallery_index]
-        order = np.argsort(self.keys[1], kind='stable')
-        self.gallery_by_class = order
-        self.first_left_out = self.keys[1][order].searchsorted(self.keys[0])
-        self.n_left_out = np.bincount(self.keys[1], minlength=keys.max() + 1)[self.keys[0]]
+        query_keys, gallery_keys = keys[self.query_index], keys[self.gallery_index]
+        self.gallery_by_class = np.argsort(gallery_keys, kind='stable')
+        self.first_left_out = gallery_keys[self.gallery_by_class].searchsorted(query_keys)
+        self.n_left_out = np.bincount(gallery_keys, minlength=keys.max() + 1)[query_keys]
         self.n_positives = self.sizes[self.query_labels] - self.n_left_out
         self.euclidean = ranking is None
         as_query, as_gallery = map(precision.wide, ranking) if ranking else (embeddings, embeddings)
