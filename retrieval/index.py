@@ -125,15 +125,13 @@ class Index:
         distances = np.empty(rows.shape, np.float32)
         for start in range(0, len(queries), QUERIES):
             some = slice(start, start + QUERIES)
-            rows[some], distances[some] = self.nearest_to_some(queries[some], k)
+            found = None
+            if self.approximate is not None:
+                found = search.nearest(self.approximate, self.embeddings, queries[some], k)
+            if found is None:                                # exact search, or cells with fewer than k images
+                found = nearest(self.embeddings, queries[some], k, self.gallery, self.device)
+            rows[some], distances[some] = found
         return rows, distances
-
-    def nearest_to_some(self, queries, k):
-        if self.approximate is not None:
-            found = search.nearest(self.approximate, self.embeddings, queries, k)
-            if found is not None:                            # the cells that a query visits may have fewer images
-                return found
-        return nearest(self.embeddings, queries, k, self.gallery, self.device)
 
     def query(self, embeddings, k=10):
         """[Q, D] queries -> a list of the paths of the k nearest images for each, and the distances [Q, k]."""
