@@ -1,5 +1,4 @@
 """Finds similar images and wrong labels with a trained network. --help is the manual."""
-import argparse
 import sys
 
 from utilities import stopping
@@ -17,23 +16,8 @@ def add_photos(parser, nargs='+'):
                              'paths')
 
 
-def add_machine(parser):
-    add = parser.add_argument
-    add('--device', choices=[*command_line.DEVICES], default='auto', help='device to compute on, as in main.py')
-    add('--bs', type=command_line.POSITIVE_INT, default=112, help='number of images that are embedded at once')
-    add('--kernels', type=command_line.COUNT, default=6,
-        help='number of data loading processes, at most one per processor core; 0 loads in the main process')
-
-
-def similarity(text):
-    """An argparse type: a similarity, or none."""
-    try:
-        return text if text == 'none' else command_line.REAL(text)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f'expected a similarity or none, not {text}') from None
-
-
 def add_threshold(parser, default):
+    similarity = command_line.word_or('none', command_line.REAL, 'a similarity or none')
     parser.add_argument('--threshold', type=similarity, metavar='SIMILARITY|none',
                         help=f'similarity of the nearest image below which a query is unknown, or none; by default '
                              f'{default}')
@@ -88,13 +72,18 @@ def build():
                             'network')
     serve.add_argument('--port', type=command_line.number(int, 0, 65535), default=8000,
                        help='port to listen on; 0 means any free one')
-    serve.add_argument('--device', choices=[*command_line.DEVICES], default='auto',
-                       help='device to compute on, as in main.py')
     for command in (query, add, serve):
         command.add_argument('--run', metavar='RUN', help='the run folder or checkpoint that made the index; needed '
                                                           'only if it has been moved')
+    for command in (index, query, add, serve):
+        command.add_argument('--device', choices=[*command_line.DEVICES], default='auto',
+                             help='device to compute on, as in main.py')
     for command in (index, query, add):
-        add_machine(command)
+        command.add_argument('--bs', type=command_line.POSITIVE_INT, default=112,
+                             help='number of images that are embedded at once')
+        command.add_argument('--kernels', type=command_line.COUNT, default=6,
+                             help='number of data loading processes, at most one per processor core; 0 loads in the '
+                                  'main process')
     return parser
 
 

@@ -150,19 +150,10 @@ def data_parameters(parser):
              'else crop')
     add('--eval_resize', type=SIDE, embedding=True,
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
+    view = command_line.word_or('flip', POSITIVE, 'flip or a positive number')
     add('--eval_views', nargs='+', type=view, default=[], metavar='flip|FACTOR', embedding=True,
         help='in evaluation: the mean embedding of each image, its mirror image (flip) and the image scaled by these '
              'factors')
-
-
-def view(text):
-    """An argparse type: flip, or a factor by which the image is scaled."""
-    if text == 'flip':
-        return text
-    try:
-        return POSITIVE(text)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f'expected flip or a positive number, not {text}') from None
 
 
 def csv_column(text):

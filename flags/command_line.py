@@ -84,6 +84,17 @@ def number(kind, low=None, high=None, above=False):
     return parse
 
 
+def word_or(word, kind, expected):
+    """An argparse type: this word, or a value of the type `kind`. expected: both of them, for the message."""
+    def parse(text):
+        try:
+            return text if text == word else kind(text)
+        except argparse.ArgumentTypeError:
+            raise argparse.ArgumentTypeError(f'expected {expected}, not {text}') from None
+
+    return parse
+
+
 def yaml_mapping(text):
     try:
         value = read_yaml(text)
