@@ -30,7 +30,9 @@ def load(opt):
     require_devkit(opt)
     path = find(opt, 'cars196', LAYOUTS, WHERE)
     if path.name == 'car_ims':
-        return original_table(path.with_name('cars_annos.mat'))
+        annotations = path.with_name('cars_annos.mat')               # as in the original download
+        names = class_names(annotations)
+        return table(path.parent, names, annotated(annotations, 'relative_im_path', names))
     if path.name == 'cars_train_annos.mat':
         return kit_table(path)
     parts = path.parent if path.name == 'train' else path
@@ -53,12 +55,6 @@ def require_devkit(opt):
 
 def both_parts(train, test):
     return ImageTable(train.paths + test.paths, train.classes + test.classes, ignored=train.ignored + test.ignored)
-
-
-def original_table(annotations):
-    """The original download: cars_annos.mat lists each image's path and class number, and the names of the classes."""
-    names = class_names(annotations)
-    return table(annotations.parent, names, annotated(annotations, 'relative_im_path', names))
 
 
 def kit_table(annotations):

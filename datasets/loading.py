@@ -1,8 +1,8 @@
 """Data loaders whose batches do not depend on the number of workers."""
+import functools
 import itertools
 import pickle
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,8 @@ class Loader(torch.utils.data.DataLoader):
             dataset = Batches(dataset)
             arguments['collate_fn'] = unchanged
         if arguments.get('num_workers'):
-            arguments['collate_fn'] = Shared(arguments.get('collate_fn') or torch.utils.data.default_collate)
+            collate = arguments.get('collate_fn') or torch.utils.data.default_collate
+            arguments['collate_fn'] = functools.partial(shared, collate)
             if sys.platform == 'linux':
                 # forkserver, the default since Python 3.14, would import all packages again in each worker
                 arguments['multiprocessing_context'] = 'fork'
@@ -61,20 +62,16 @@ def unchanged(batch):
     return batch
 
 
-@dataclass
-class Shared:
+def shared(collate, items):
     """
     Puts each new batch into shared memory in the worker itself, so that an error reaches the main process. By default,
     a thread of the worker does so; if /dev/shm is full, the batch is then lost and the run waits for it forever.
     """
-    collate: Callable
-
-    def __call__(self, items):
-        batch = self.collate(items)
-        for part in batch:
-            if isinstance(part, torch.Tensor):
-                part.share_memory_()
-        return batch
+    batch = collate(items)
+    for part in batch:
+        if isinstance(part, torch.Tensor):
+            part.share_memory_()
+    return batch
 
 
 def workers(opt):
