@@ -112,13 +112,9 @@ class Pairs:
 
 
 def histogram(similarities):
-    """[N_BINS] numbers of similarities [...] by their rounded values."""
-    return np.bincount(rounded(similarities).ravel(), minlength=N_BINS)
-
-
-def rounded(similarities):
-    """[...] int64 bins: the distance from −1 in steps of 1 / STEPS, rounded."""
-    return (similarities * STEPS + (STEPS + 0.5)).astype(np.int64)
+    """[N_BINS] numbers of similarities [...] by their distance from −1 in steps of 1 / STEPS, rounded."""
+    bins = (similarities * STEPS + (STEPS + 0.5)).astype(np.int64)
+    return np.bincount(bins.ravel(), minlength=N_BINS)
 
 
 def threshold(counts, limit):
