@@ -55,23 +55,20 @@ def in_folder(folder):
 
 def named_by(place):
     """The paths that a .csv or .txt file lists; any other path alone, which need not exist."""
-    is_list = place.suffix.lower() in READERS and not place.is_dir()
-    return listed(place) if is_list else [place]
-
-
-def listed(file):
-    """The paths that a .csv or .txt file lists."""
+    read = READERS.get(place.suffix.lower())
+    if read is None or place.is_dir():
+        return [place]
     try:
-        with open(file, newline='', encoding='utf-8-sig') as opened:
-            names = READERS[file.suffix.lower()](file, opened)
+        with open(place, newline='', encoding='utf-8-sig') as opened:
+            names = read(place, opened)
     except OSError as error:
-        raise UserError(f'{file}: {error.strerror}') from None
+        raise UserError(f'{place}: {error.strerror}') from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f'{file}: not a list of images in UTF-8 ({error})') from None
+        raise UserError(f'{place}: not a list of images in UTF-8 ({error})') from None
     names = [name for name in names if name]
     if any('\0' in name for name in names):
-        raise UserError(f'{file}: not a list of images in UTF-8 (it has NUL bytes)')
-    return image_list.located(file, file.parent, names, sys.stderr)
+        raise UserError(f'{place}: not a list of images in UTF-8 (it has NUL bytes)')
+    return image_list.located(place, place.parent, names, sys.stderr)
 
 
 def paths_in_csv(file, opened):
