@@ -122,16 +122,13 @@ def about(parser, word):
     commands = [command for action in parser._actions if isinstance(action, argparse._SubParsersAction)
                 for command in dict.fromkeys(action.choices.values())]
     actions = [action for action in parser._actions if not facts(action).obsolete]
-    explained = []
     found = False
     for action in actions:
         if word in (facts(action).names or ()):
             section(formatter, f'{action.option_strings[0]} {word}', [], summary(facts(action).names[word]))
             found = True
-    own = [action for action in actions if word in (facts(action).of or ())]
-    if own:
-        section(formatter, f'flags of {word}', own)
-    explained += own
+    explained = [action for action in actions if word in (facts(action).of or ())]
+    section(formatter, f'flags of {word}', explained)                    # argparse omits a section without flags
     for group in parser._action_groups:
         if word.lower() == group.title.lower() or word.lower() in group.title.lower().split():
             section(formatter, group.title, [action for action in group._group_actions if action in actions],
@@ -147,9 +144,7 @@ def about(parser, word):
     rest = [option_name(action) for action in others if action not in explained]
     if rest:
         kind = 'other flags' if explained else 'flags'
-        formatter.start_section(f'{kind} with "{word}"')
-        formatter.add_text(', '.join(rest))
-        formatter.end_section()
+        section(formatter, f'{kind} with "{word}"', [], ', '.join(rest))
     for command in commands:
         own = [action for action in command._actions if holds(action, word)]
         if own:
