@@ -28,9 +28,7 @@ def create(folder, network, threshold=None, codes=''):
     codes:     faiss's string for the search; '': the search is exact.
     """
     folder = Path(folder)
-    open_set = network.open_set
-    if threshold is not None:
-        open_set = None if threshold == 'none' else unknown.by_hand(threshold)
+    open_set = network.open_set if threshold is None else unknown.by_hand(threshold)
     if not (folder / store.NAME).exists():
         if folder.exists() and (not folder.is_dir() or any(not file.name.startswith('.') for file in folder.iterdir())):
             raise UserError(f'--out {folder}: it exists and is no index; give a new folder')

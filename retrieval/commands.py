@@ -121,7 +121,7 @@ def load_index(opt):
     network, transform = searched.load_network(opt.run, opt.device)
     searched.device = network.device
     if opt.threshold is not None:
-        searched.open_set = None if opt.threshold == 'none' else unknown.by_hand(opt.threshold)
+        searched.open_set = unknown.by_hand(opt.threshold)
     note_collapse(searched)
     return searched, network, transform
 

@@ -54,7 +54,9 @@ def calibrated(source, network_id):
 
 
 def by_hand(threshold):
-    """A threshold for any gallery size. Raises UserError for one that no similarity can reach."""
+    """--threshold, for any gallery size; None for 'none'. Raises UserError for one that no similarity can reach."""
+    if threshold == 'none':
+        return None
     if threshold > 1:
         raise UserError(f'--threshold {threshold:g}: a similarity is at most 1; the distance {threshold:g} is the '
                         f'similarity 1 - d^2 / 2 = {similarity(threshold):g}')
