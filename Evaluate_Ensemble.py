@@ -22,8 +22,8 @@ def build():
     what('--evaluation_metrics', nargs='+', metavar='METRIC', default=['precision_at_1', 'r_precision', 'map_at_r'],
          help='the metrics, as in main.py')
     what('--pca', metavar='D', type=command_line.COUNT, default=0,
-         help='evaluate the first D principal components, fitted on the training classes (concatenated: also on the '
-              'validation classes); 0 means all dimensions')
+         help='evaluate the first D principal components of the training classes (concatenated: also of the '
+              'validation classes); 0 means none')
     what('--untrained', action='store_true',
          help="also evaluate the networks before training: the features of the backbone, and the embeddings")
     machine = parser.add_argument_group("this machine; by default as in the runs' records")

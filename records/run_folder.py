@@ -31,7 +31,7 @@ def check_names(opt):
     """Raises UserError for a --group or --savename that cannot be the name of a folder."""
     for flag, name in (('group', opt.group), ('savename', opt.savename)):
         if Path(name).name != name or name in ('', '..'):
-            raise UserError(f'--{flag} {name}: it names a folder: give a name without a slash, and not . or ..')
+            raise UserError(f'--{flag} {name}: it names a folder and must not hold a slash, or be empty, . or ..')
         if not name.isprintable():
             raise UserError(f'--{flag} {ascii(name)}: it names a folder and must not hold line breaks or other control '
                             'characters')
