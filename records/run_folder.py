@@ -199,16 +199,8 @@ def write_yaml(file, content):
 def without_secrets(arguments, secrets):
     """The command line's arguments without the flags named in `secrets` and their values."""
     flags = {f'--{name}' for name in secrets}
-    kept = []
-    is_value = False                                         # whether a word is the value of the flag before it
-    for argument in arguments:
-        if is_value:
-            is_value = False
-        elif argument.split('=')[0] in flags:
-            is_value = '=' not in argument
-        else:
-            kept.append(argument)
-    return kept
+    return [argument for before, argument in itertools.pairwise(['', *arguments])
+            if before not in flags and argument.split('=')[0] not in flags]
 
 
 def versions():
@@ -240,14 +232,9 @@ def processor():
 
 def git_commit():
     """The commit of the code, with a + where files differ from it; None outside a git checkout."""
-    def git(*arguments):
-        return subprocess.run(['git', *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
-
+    command = ['git', 'describe', '--always', '--exclude=*', '--abbrev=64', '--dirty=+']         # a whole hash, no tags
     try:
-        commit = git('rev-parse', 'HEAD')
+        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
     except OSError:
         return None
-    if commit.returncode:
-        return None
-    changed = git('status', '--porcelain', '--untracked-files=no').stdout.strip()
-    return f'{commit.stdout.strip()}+' if changed else commit.stdout.strip()
+    return found.stdout.strip() or None
