@@ -82,7 +82,7 @@ def find(place, settings, chosen=(), files=None):
     found = [folder for folder in place.parent.glob(f'{glob.escape(place.name)}*')
              if re.fullmatch(re.escape(place.name) + r'(_\d+)?', folder.name)
              and is_run_folder(folder) and are_same(settings, run_folder.read(folder), chosen, files)]
-    return max(found, default=None, key=lambda folder: ((folder / LAST).exists(), progress(folder)[::-1]))
+    return max(found, default=None, key=progress)
 
 
 def are_same(settings, config, chosen=(), files=None):
@@ -105,14 +105,13 @@ def has_content(path, checksum):
 
 
 def progress(folder):
-    """(whether the run is finished, its last recorded epoch or −1)"""
+    """(whether the run has a checkpoint, its last evaluated epoch or −1, whether it is finished)"""
     run = read(folder)
-    last = run.rows[-1]['epoch'] if run.rows else -1
-    return run.state == FINISHED, last
+    return (folder / LAST).exists(), run.rows[-1]['epoch'] if run.rows else -1, run.state == FINISHED
 
 
 def is_finished(folder):
-    return progress(folder)[0]
+    return read(folder).state == FINISHED
 
 
 def read_rows(file):
@@ -181,8 +180,7 @@ def run_progress(folder, flags, rows, summary):
     if [row['epoch'] for row in rows] != list(range(len(rows))):
         raise UserError(f'{folder}/log.csv: rows are missing: its epochs are not 0, 1, 2 and so on; copy it again, or '
                         'leave the run out')
-    in_log = rows[-1]['epoch'] if rows else -1
-    if last > in_log:
+    if last >= len(rows):
         raise UserError(f'{folder}/log.csv: {reached(flags, rows)}, but summary.json has epoch {last}: rows are '
                         'missing; copy it again, or leave the run out')
     return FINISHED if finished else f'unfinished: {reached(flags, rows)}'

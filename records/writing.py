@@ -90,8 +90,7 @@ class Records:
         Returns the epoch's row of log.csv. Its `seconds` count from the previous row, or from the start. All processes
         call it, and have the same `rows`.
         """
-        row, rows = processes.run_on_rank_zero(self.write, epoch, trained, evaluated)
-        self.rows = rows
+        row, self.rows = processes.run_on_rank_zero(self.write, epoch, trained, evaluated)
         return row
 
     def write(self, epoch, trained, evaluated):
@@ -161,12 +160,10 @@ def quoted(name):
 def progress(epoch, trained, evaluated, storage_metrics):
     """The line that is printed after an epoch: the loss, and --storage_metrics and MAP@R on validation and test."""
     loss = f'loss {trained[columns.LOSS]:.4f}' if epoch else 'before training'
-    parts = [f'epoch {epoch:>3}', loss]
     metrics = dict.fromkeys([*storage_metrics, 'map_at_r'])
-    for name in [Column(split, metric).name for split in ('val', 'test') for metric in metrics]:
-        if name in evaluated:
-            parts.append(f'{name} {evaluated[name]:.4f}')
-    return '  '.join([*parts, f'{trained["seconds"]:.1f} s'])
+    names = [Column(split, metric).name for split in ('val', 'test') for metric in metrics]
+    scores = [f'{name} {evaluated[name]:.4f}' for name in names if name in evaluated]
+    return '  '.join([f'epoch {epoch:>3}', loss, *scores, f'{trained["seconds"]:.1f} s'])
 
 
 def named_for_backends(values):
