@@ -85,20 +85,18 @@ def evaluate(opt, ensemble, shared, bar):
     """
     The rows of log.csv and folds.csv of an ensemble.
 
-    shared: scores of untrained networks from earlier ensembles, which do not depend on the loss unless it has a
-            distance of its own; new ones are added.
+    shared: {key: scores} of earlier networks, to which new ones are added. Those of untrained networks do not depend on
+            the loss unless it has a distance of its own, so that several ensembles have them in common.
     """
     log = []
     of_folds = []
     for state in STATES if opt.untrained else STATES[-1:]:
-        key = untrained_key(ensemble, state)
-        if state != 'trained' and key in shared:
+        key = str(ensemble) if state == 'trained' else untrained_key(ensemble, state)
+        if key in shared:
             bar.update(len(ensemble.members))
-            separated, forms = shared[key]
         else:
-            separated, forms = ensemble_scores(opt, ensemble, state, bar)
-        if state != 'trained':
-            shared[key] = separated, forms
+            shared[key] = ensemble_scores(opt, ensemble, state, bar)
+        separated, forms = shared[key]
         epochs = [member.epoch if state == 'trained' else 0 for member in ensemble.members]
         for form, values in forms.items():
             log.append({'form': form, 'trained_status': state, 'n_folds_of': ensemble.n_folds_of,

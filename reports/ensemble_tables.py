@@ -109,14 +109,11 @@ def comparison_table(comparisons, log, names, digits):
     headings = {form: f'{title} ({dims(log[is_trained(log) & (log.form == form)])}-dim)'
                 for form, title in FORMS.items()}
     table = {}
-    trained = {}
     for row in comparisons.itertuples():
         cell = tables.Cell(row.mean, row.half_width, 0 if math.isnan(row.mean) else row.n, row.n_expected)
         cell.text = tables.cell_text(cell, row.metric, digits) + mark(row)
-        key = headings[row.form], row.metric
-        table.setdefault(row.method, {})[key] = cell
-        if row.trained:
-            trained.setdefault(row.method, {})[key] = cell
+        table.setdefault(row.method, {})[headings[row.form], row.metric] = cell
+    trained = {row.method: table[row.method] for row in comparisons.itertuples() if row.trained}
     tables.mark_best(trained, list(headings.values()), names, digits)
     return table, list(headings.values())
 
@@ -171,9 +168,9 @@ def validation(ensembles, metrics, digits=2):
     means = scores.groupby(['dataset', 'method', 'seed'], sort=False)[names].mean()
     cells = []
     for (dataset, method), seeds in means.groupby(level=['dataset', 'method'], sort=False):
-        of_metrics = [tables.Cell(*t_interval(seeds[name]), len(seeds), len(seeds)) for name in names]
-        cells.append([naming.dataset(dataset), naming.method(method), *(
-            tables.cell_text(cell, name, digits) for cell, name in zip(of_metrics, names, strict=True))])
+        shown = [tables.cell_text(tables.Cell(*t_interval(seeds[name]), len(seeds), len(seeds)), name, digits)
+                 for name in names]
+        cells.append([naming.dataset(dataset), naming.method(method), *shown])
     heads = [titles.metric(Column('test', columns.parse(name).metric).name) for name in names]
     return text_tables.markdown(['data set', 'method', *heads], cells) + (
         '\n\nValidation classes, each fold at its best epoch: mean over folds, then mean and 95 % t-interval over seeds'

@@ -50,16 +50,14 @@ def joined(members):
     members: for each network a list of Embedded. The first network's list gives the order of the N images.
     """
     sources = [np.array([str(source) for part in parts for source in part.images.sources]) for parts in members]
-    orders = [names.argsort().tolist() for names in sources]
-    sorted_embeddings = []
+    orders = [names.argsort() for names in sources]
+    ranks = orders[0].argsort()                              # the place of each image among the sorted ones
+    embeddings = []
     for parts, names, order in zip(members, sources, orders, strict=True):
         if not np.array_equal(names[order], sources[0][orders[0]]):
             raise UserError('the folds have other images: an ensemble needs one --source_path, with the same files')
-        sorted_embeddings.append(F.normalize(torch.cat([part.embeddings for part in parts]), dim=1)[order])
-    together = torch.cat(sorted_embeddings, dim=1)
-    embeddings = torch.empty_like(together)
-    embeddings[orders[0]] = together
-    return embeddings
+        embeddings.append(F.normalize(torch.cat([part.embeddings for part in parts]), dim=1)[order[ranks].tolist()])
+    return torch.cat(embeddings, dim=1)
 
 
 def mean_over_folds(rows):
