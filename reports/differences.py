@@ -75,13 +75,9 @@ def runs_text(test, n, n_baseline):
 
 def explained(baseline, table):
     """Sentences for the caption of a table with the columns of add()."""
-    columns = []
-    tests = set()
-    for cells in table.values():
-        for key, cell in cells.items():
-            if cell.facts:
-                columns.append(key)
-                tests.add(cell.facts['test'])
+    compared = [(key, cell.facts['test']) for cells in table.values() for key, cell in cells.items() if cell.facts]
+    columns = [key for key, _ in compared]
+    tests = [test for _, test in compared]
     corrected = ", corrected by Holm's method for the methods of its data set and column"
     several = len(set(columns)) < len(columns)
     known = f' A single run of {baseline} counts as known: its variation over seeds is in no interval and no p.'

@@ -61,10 +61,10 @@ def summarise(groups, scores, names, digits=1):
             cell = Cell(values.mean(), values.std(), len(values), len(group.expected | set(rows.seed)))
             cell.text = cell_text(cell, name, digits)
             table[group.method][group.test_set, name] = cell
-    most = max(cell.n for cells in table.values() for cell in cells.values())
-    for cells in table.values():
-        for cell in cells.values():
-            cell.most = most
+    cells = [cell for of_method in table.values() for cell in of_method.values()]
+    most = max(cell.n for cell in cells)
+    for cell in cells:
+        cell.most = most
     mark_best(table, datasets, names, digits)
     return table, datasets
 
