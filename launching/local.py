@@ -69,13 +69,12 @@ def run_line(text, n_gpus, more):
     if started is None:
         return 0
     try:
-        code = started.poll()
-        while code is None:
+        while started.poll() is None:
             stopping.sleep(stopping.POLL)
-            code = started.poll()
     except KeyboardInterrupt:
         process.stop({started: run})
         raise
+    code = started.returncode
     process.note_exit(run, code)
     if code:
         print(f'{run.name}: exit code {code}, {run.log} ends with\n{process.last_lines(run)}', file=sys.stderr)
@@ -88,12 +87,11 @@ def started_when_free(run, more):
     while True:                                     # a pre-empted job may come back before its process has ended
         try:
             started = process.start(run, more)
-            break
+            if started is None:
+                print(f'{run.name}: {FINISHED}')
+            return started
         except process.Busy:
             if time.monotonic() > end:
                 print(f'{run.name}: {ELSEWHERE}')
                 return None
             stopping.sleep(stopping.POLL)
-    if started is None:
-        print(f'{run.name}: {FINISHED}')
-    return started
