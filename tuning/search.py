@@ -108,13 +108,10 @@ def parse(opt, others):
     main = parse_main(others)
     tuned = ranges.parse_all(opt.tune)
     given = command_line.given(parameters.build(), others)
-    twice = [name for name in tuned if name in given]
     for name in tuned:
         flag, _, argument = name.partition('.')
-        if argument and any(argument in mapping for mapping in getattr(main, flag)):
-            twice.append(name)
-    if twice:
-        raise UserError(f'--tune {twice[0]} and --{twice[0]}: the flag is tuned, or has the given value; leave one out')
+        if name in given or argument and any(argument in mapping for mapping in getattr(main, flag)):
+            raise UserError(f'--tune {name} and --{name}: the flag is tuned, or has the given value; leave one out')
     search = Search(opt, main, tuned, slots.slot_arguments(opt))
     if opt.reproductions:
         try:
