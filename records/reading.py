@@ -96,12 +96,8 @@ def are_same(settings, config, chosen=(), files=None):
     if any(flags[name] != value for name, value in settings.items() if name in flags):
         return False
     checksums = config.get('files', {})
-    return all(flags.get(name) == path or has_content(path, checksums.get(name))
+    return all(flags.get(name) == path or name in checksums and run_folder.file_checksum(path) == checksums[name]
                for name, path in (files or {}).items())
-
-
-def has_content(path, checksum):
-    return bool(path and checksum) and run_folder.file_checksum(path) == checksum
 
 
 def progress(folder):
