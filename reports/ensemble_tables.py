@@ -72,13 +72,12 @@ def test_against_best(cells, scores, sign):
         return {}
     best = max(means, key=lambda method: sign * means[method])
     tested = {best: {'best': True}}
-    for method in means:
-        if method != best:
-            pairs = pandas.concat([scores[best], scores[method]], axis=1, join='inner')
-            p, test = paired_test(pairs.iloc[:, 0], pairs.iloc[:, 1])
-            tested[method] = {'best': False, 'against': best, 'n_pairs': len(pairs), 'test': test, 'p': p,
-                              'difference': float((pairs.iloc[:, 1] - pairs.iloc[:, 0]).mean())}
-    others = [method for method in tested if method != best]
+    others = [method for method in means if method != best]
+    for method in others:
+        pairs = pandas.concat([scores[best], scores[method]], axis=1, join='inner')
+        p, test = paired_test(pairs.iloc[:, 0], pairs.iloc[:, 1])
+        tested[method] = {'best': False, 'against': best, 'n_pairs': len(pairs), 'test': test, 'p': p,
+                          'difference': float((pairs.iloc[:, 1] - pairs.iloc[:, 0]).mean())}
     for method, p in zip(others, holm([tested[method]['p'] for method in others]), strict=True):
         tested[method]['p_holm'] = p
     return tested

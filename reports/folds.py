@@ -47,7 +47,7 @@ class Ensemble:
     dataset: str
     seed: int
     members: list
-    method: str = ''
+    method: str
 
     @property
     def n_expected(self):
@@ -98,7 +98,8 @@ def gather(folders):
         member = read_member(folder, known)
         name = member.run.group.removesuffix(f'_fold{member.fold}')
         found.setdefault((member.run.dataset, name, member.run.seed), []).append(member)
-    ensembles = [Ensemble(name, dataset, seed, sorted(members, key=lambda member: member.fold))
+    methods = naming.methods((dataset, name) for dataset, name, _ in found)
+    ensembles = [Ensemble(name, dataset, seed, sorted(members, key=lambda member: member.fold), methods[dataset, name])
                  for (dataset, name, seed), members in sorted(found.items())]
     firsts = {}
     for ensemble in ensembles:
@@ -107,9 +108,6 @@ def gather(folders):
         if first.members[0].test != ensemble.members[0].test:
             raise UserError(f'{first} and {ensemble}: they have other test classes and cannot be compared '
                             f'({first.members[0].run.where}, {ensemble.members[0].run.where}); evaluate them apart')
-    methods = naming.methods((ensemble.dataset, ensemble.name) for ensemble in ensembles)
-    for ensemble in ensembles:
-        ensemble.method = methods[ensemble.dataset, ensemble.name]
     return ensembles
 
 

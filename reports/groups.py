@@ -25,7 +25,7 @@ class Group:
     dataset: str
     test_set: str
     runs: list
-    method: str = ''
+    method: str
     expected: set = field(default_factory=set)
 
     @property
@@ -55,16 +55,16 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
     planned = {}
     for dataset, name, seed in expected:
         planned.setdefault((dataset, name), set()).add(seed)
-    groups = [Group(name, dataset, data, members) for (dataset, data, name), members in found.items()]
     settings = dict.fromkeys([*((run.dataset, run.group) for run in runs), *planned])
-    empty = settings.keys() - {(group.dataset, group.name) for group in groups}
-    groups += [Group(name, dataset, first.get(dataset, dataset), []) for dataset, name in settings
-               if (dataset, name) in empty]
-    methods = naming.methods((group.dataset, group.name) for group in groups)
+    methods = naming.methods(settings)
+    groups = [Group(name, dataset, data, members, methods[dataset, name])
+              for (dataset, data, name), members in found.items()]
+    filled = {(group.dataset, group.name) for group in groups}
+    groups += [Group(name, dataset, first.get(dataset, dataset), [], methods[dataset, name])
+               for dataset, name in settings if (dataset, name) not in filled]
     for group in groups:
         require_one_run_of_a_seed(group)
         notes += differences(group.name, group.runs)
-        group.method = methods[group.dataset, group.name]
         group.expected = set(seeds) or planned.get((group.dataset, group.name)) or {
             run.seed for other in groups if other.test_set == group.test_set for run in other.runs}
         if group.missing:

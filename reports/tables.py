@@ -76,8 +76,7 @@ def mark_best(table, datasets, names, digits):
     """
     for key in [(dataset, name) for dataset in datasets for name in names if titles.can_select(name)]:
         cells = [row[key] for row in table.values() if key in row and row[key].n]
-        several = [cell for cell in cells if cell.n > 1]
-        cells = several or cells
+        cells = [cell for cell in cells if cell.n > 1] or cells
         best = max((printed(cell.mean, key[1], digits) for cell in cells), default=None,
                    key=lambda text: titles.sign(key[1]) * float(text))
         for cell in cells:
