@@ -61,10 +61,6 @@ class Options:
         was_taken_as_group = name in self.groups and name in self.places
         return was_taken_as_group or self.values.get(name) is not None
 
-    def look(self, name):
-        """An option's value, which stays; None where there is none."""
-        return self.values.get(name)
-
     def take(self, name, default=None):
         """An option's value, which is taken out; `default` where there is none."""
         value = self.values.pop(name, None)
@@ -82,7 +78,7 @@ class Options:
         The name of the class that an option gives as NAME or {NAME: arguments}; None where there is none. Raises
         ValueError for several.
         """
-        value = self.look(name)
+        value = self.values.get(name)
         if not isinstance(value, dict):
             return value
         if len(value) > 1:

@@ -58,13 +58,13 @@ def training_images(train, settings):
     if 'RandomHorizontalFlip' not in train.values:
         train.absent.append('transforms.train.RandomHorizontalFlip')
     flip = train.group('RandomHorizontalFlip')
-    if flip.look('p') == 0.5:
+    if flip.values.get('p') == 0.5:
         flip.take('p')
 
 
 def side_of(transforms, name):
     """The `size` of a transform as one whole number; None if it has no size, or resizes to a given height and width."""
-    size = numbers_in(transforms.group(name).look('size'))
+    size = numbers_in(transforms.group(name).values.get('size'))
     if not size or len({*size}) > 1 or len(size) > 1 and name == 'Resize' or size[0] != size[0] // 1:
         return None
     return int(size[0])

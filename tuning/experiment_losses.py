@@ -82,7 +82,7 @@ def with_classifier(options, settings, notes):
         return False
     losses.arguments('classifier_loss')
     layers = models.arguments('classifier')
-    if not layers.look('layer_sizes'):
+    if not layers.values.get('layer_sizes'):
         layers.take('layer_sizes')
     set_sum(settings, [*library_losses(options, settings, notes, ['metric_loss']),
                        Part('linear_classifier', weight_of(options, 'classifier_loss'))])
@@ -93,7 +93,7 @@ def adversarial(options, settings, notes):
     """DeepAdversarialMetricLearning: metric_loss, and --daml around a triplet loss of the synthetic negatives only."""
     losses = options.group('loss_funcs')
     names = ('synth_loss', 'g_adv_loss')
-    weight = options.group('loss_weights').look('g_hard_loss')
+    weight = options.group('loss_weights').values.get('g_hard_loss')
     weight = 1 if weight is None else weight
     if {losses.class_of(name) for name in names} != {'TripletMarginLoss'} or weight <= 0 or 'arch' not in settings:
         return False
@@ -118,13 +118,13 @@ def cascaded(options, settings, notes):
     """CascadedEmbeddings: metric_loss_0, _1, ... as one loss with --cascade, if they are equal."""
     losses = options.group('loss_funcs')
     weights = options.group('loss_weights')
-    layers = options.look('layers_to_extract') or []
+    layers = options.values.get('layers_to_extract') or []
     names = [f'metric_loss_{level}' for level in range(len(layers))]
     kind = losses.class_of('metric_loss_0')
     blocks = blocks_of(settings.get('arch'), layers)
     first = losses.values.get('metric_loss_0')
-    weight = weights.look('metric_loss_0')
-    are_equal = all(losses.values.get(name) == first and weights.look(name) == weight for name in names)
+    weight = weights.values.get('metric_loss_0')
+    are_equal = all(losses.values.get(name) == first and weights.values.get(name) == weight for name in names)
     if kind not in classes('losses') or not are_equal or blocks is None or 'embed_dim' not in settings:
         return False
     options.take('layers_to_extract')
@@ -203,10 +203,10 @@ def tuple_miner(miners, names=('tuple_miner', 'post_gradient_miner'), without='n
 
 def loss_arguments(kind, given, settings, notes):
     """The arguments of a loss in an experiment as arguments of the present class of the library."""
-    if kind == 'ContrastiveLoss' and given.look('use_similarity'):
+    if kind == 'ContrastiveLoss' and given.values.get('use_similarity'):
         given.take('use_similarity')
         given.put('distance', {'CosineSimilarity': {}}, 'use_similarity')
-    if 'embedding_size' in given and given.look('embedding_size') == settings.get('embed_dim'):
+    if 'embedding_size' in given and given.values.get('embedding_size') == settings.get('embed_dim'):
         given.take('embedding_size')                                           # the run gives it
     for argument in OBSOLETE.get(kind, ()):
         if given.take(argument) is not None:
@@ -214,7 +214,7 @@ def loss_arguments(kind, given, settings, notes):
     if kind in REGULARISERS:
         name, factor, of, regulariser = REGULARISERS[kind]
         weight = given.take(name)
-        n_centres = given.look('centers_per_class')
+        n_centres = given.values.get('centers_per_class')
         if weight and n_centres != 1:
             arguments = {} if n_centres is None else {'centers_per_class': n_centres}
             given.put(f'{of}_regularizer', {regulariser: arguments}, name)

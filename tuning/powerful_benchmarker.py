@@ -131,12 +131,12 @@ def splits(options, settings, notes):
     settings['split_scheme'] = scheme = split_scheme(options, 'n_folds' in settings)
     variants = options.take('num_variants_per_split_scheme')
     for option, flag in (('test_size', 'test_size'), ('test_start_idx', 'test_start')):
-        value = options.look(option)
+        value = options.values.get(option)
         if scheme != 'mlrc' or value in (None, 0.5):
             options.take(option)
         if scheme == 'class_folds' and value is not None:
             settings[flag] = value
-    evaluated = options.look('splits_to_eval') or ['val']
+    evaluated = options.values.get('splits_to_eval') or ['val']
     if {*evaluated} <= {'train', 'val', 'test'}:
         options.take('splits_to_eval')
         settings['splits_to_eval'] = evaluated
@@ -163,7 +163,7 @@ def split_scheme(options, has_partitions):
     versions call MLRCSplitManager.
     """
     manager = options.class_of('class of the splits')                                # version of 2021
-    scheme = options.look('special_split_scheme_name')
+    scheme = options.values.get('special_split_scheme_name')
     schemes = options.group('split')                                                 # version of 2019
     if manager in ('MLRCSplitManager', 'ClassDisjointSplitManager'):
         options.take('class of the splits')
@@ -195,7 +195,7 @@ def network(options, settings, notes):
             models.absent.append('models.embedder')
         return
     arguments = models.arguments('embedder')
-    *hidden, dim = arguments.look('layer_sizes') or [None]
+    *hidden, dim = arguments.values.get('layer_sizes') or [None]
     if dim is None:
         arguments.absent.append('models.embedder.MLP.layer_sizes')
         return
@@ -217,7 +217,7 @@ def set_trunk(options, models, settings):
     if trunk is None:
         models.absent.append('models.trunk')
         return
-    given = models.look('trunk')
+    given = models.values.get('trunk')
     given = given[trunk] if isinstance(given, dict) else None
     pretrained = (given or {}).get('pretrained', 'imagenet' if trunk in names_in('pretrainedmodels') else False)
     library = 'torchvision'
@@ -268,7 +268,7 @@ def one_optimizer(arguments, settings, kind, rate, decay):
     own = {}
     defaults = optimization.OPTIMIZERS[name]([torch.zeros(1, 1)]).defaults
     for option, flag in options.items():
-        value = arguments.look(option)
+        value = arguments.values.get(option)
         value = command_line.as_list(defaults.get(option)) if value is None else value
         if settings.get(flag, value) == value:                      # backbone and embedding layer share a decay
             settings |= {flag: value} if value is not None else {}
@@ -284,10 +284,10 @@ def one_optimizer(arguments, settings, kind, rate, decay):
 
 def evaluation(options, settings, notes):
     for name in ('eval_metric_for_best_epoch', 'eval_primary_metric'):
-        metric = options.look(name)
+        metric = options.values.get(name)
         if metric in METRICS:
             settings['storage_metrics'] = [METRICS[options.take(name)]]
-    reference = options.look('eval_reference_set')
+    reference = options.values.get('eval_reference_set')
     if reference in REFERENCES:
         settings['eval_reference'] = REFERENCES[options.take('eval_reference_set')]
     if options.class_of('eval_accuracy_calculator') == 'AccuracyCalculator':
