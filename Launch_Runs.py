@@ -52,7 +52,6 @@ def build():
 def refuse_unused(opt, parser):
     """Raises UserError for flags that would do nothing."""
     changed = {name for name, value in vars(opt).items() if value != parser.get_default(name)}
-    of_jobs = {*command_line.flags_in_groups(parser, SLURM)}
     if opt.line:
         unused = changed - OF_A_LINE
         where = 'with --line'
@@ -60,7 +59,7 @@ def refuse_unused(opt, parser):
         unused = changed & HERE
         where = 'with --slurm'
     else:
-        unused = changed & of_jobs
+        unused = changed & {*command_line.flags_in_groups(parser, SLURM)}
         where = 'without --slurm'
     if unused:
         raise UserError(f'--{", --".join(sorted(unused))}: without effect {where}; leave it out')
