@@ -51,7 +51,7 @@ def problem_of_data(opt):
 
 def show(runs):
     """Prints a table of the runs, the last lines of those that failed, and what is wrong with damaged folders."""
-    states = []
+    counts = collections.Counter()
     cells = [['run', 'state', 'epoch', 'score']]
     failed = []
     for run in runs:
@@ -60,12 +60,11 @@ def show(runs):
         except UserError as error:
             state, epoch, score = 'damaged', None, None
             failed.append(f'{run.name} is damaged: {error}')
-        states.append(state)
+        counts[state] += 1
         cells.append([run.name, state, f'{"-" if epoch is None else epoch}/{run.settings["n_epochs"]}',
                       '' if score is None else f'{score:.4f}'])
         if state == 'failed':
             failed += [f'{run.name} failed, {run.log} ends with', process.last_lines(run)]
-    counts = collections.Counter(states)
     summary = f'{len(runs)} runs: ' + ', '.join(f'{n} {state}' for state, n in counts.items())
     print('\n'.join([aligned(cells, left=(0, 1)), summary, *failed]))
 
