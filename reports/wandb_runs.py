@@ -24,10 +24,9 @@ def download(project, cache, is_wanted):
     """
     try:
         import wandb
-        from requests import RequestException
     except ImportError:
         raise UserError('--project needs W&B: pip install wandb') from None
-    problems = (wandb.errors.Error, RequestException, OSError, ValueError, TimeoutError)
+    problems = (wandb.errors.Error, OSError, ValueError)     # those of requests, and TimeoutError, are OSErrors
     if not re.fullmatch(r'[^/\s]+/[^/\s]+', project):
         raise UserError(f'--project {project}: expected ENTITY/PROJECT, as confusezius/RevisitDML')
     folder = Path(cache) / project
