@@ -1,7 +1,6 @@
 """A search: its flags, and its steps from the first trial to the reproductions of the best one."""
 import argparse
 import collections
-import contextlib
 import os
 import shutil
 import warnings
@@ -87,15 +86,13 @@ class Search:
                  *([] if seed is None else [f'--seed={seed}']), *command_line.tokens(machine),
                  f'--save_path={folder}', f'--group={group}_fold{fold}'] for fold in self.folds]
 
-    @contextlib.contextmanager
     def lock(self):
         """A block that only one process on this machine executes at a time."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f'--study_path {self.folder}: no folder can be made there ({error.strerror})') from None
-        with lock.held(self.folder, ''):
-            yield
+        return lock.held(self.folder, '')
 
 
 def parse(opt, others):
