@@ -276,16 +276,30 @@ def origin(tier, found):
 def draw_density(found, file):
     """Writes the scatter of spectral decay against R@1: a panel per set, a point per setting (means over seeds)."""
     figure = plotting.new_figure(2 * plotting.COLUMN)
+    labels = []
     for axes, (name, (runs, _)) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
         recalls = points(runs, RECALL)
         names = sorted({*runs} - {*FIXED})
         for setting, decay in zip(names, densities(runs, names), strict=True):
             recall = estimates.mean(recalls[setting])
             axes.plot(decay, recall, 'o', color=plotting.COLOURS[0])
-            axes.annotate(setting, (decay, recall), xytext=(2, 2), textcoords='offset points', fontsize=5)
+            labels.append(axes.annotate(setting, (decay, recall), xytext=(3, -2), textcoords='offset points',
+                                        fontsize=5))
         axes.set(title=registered()['sets'][name], xlabel='spectral decay of the training embeddings', ylabel='R@1')
         axes.locator_params(nbins=5)
+    figure.draw_without_rendering()                           # places the axes, on which the extents of labels depend
+    separate(labels)
     plotting.save(figure, file)
+
+
+def separate(labels):
+    """Moves the lower one of two annotations that overlap further down."""
+    placed = []
+    for label in sorted(labels, key=lambda label: -label.xy[1]):
+        while any(label.get_window_extent().overlaps(other.get_window_extent()) for other in placed):
+            x, y = label.xyann
+            label.xyann = x, y - 0.5
+        placed.append(label)
 
 
 def tables(found):
