@@ -151,9 +151,10 @@ def sampler(name, labels, superclasses=None, embeddings=None, **settings):
         image_dict[label].append((index, index))
     if not image_list:
         raise ValueError('sampler: expected labels [N] of one image or more')
-    for value, wanted, each in ((superclasses, len(image_dict), 'class'), (embeddings, len(labels), 'label')):
+    for argument, value, wanted in (('superclasses', superclasses, len(image_dict)),
+                                    ('embeddings', embeddings, len(labels))):
         if value is not None and len(value) != wanted:
-            raise ValueError(f'sampler: expected {wanted} rows, one for each {each}, not {len(value)}')
+            raise ValueError(f'sampler: expected {wanted} {argument}, not {len(value)}')
     return module.Sampler(opt, image_dict, image_list, *further)
 
 

@@ -129,8 +129,8 @@ def data_parameters(parser):
         help='smallest and largest area of random crops, as fractions of the image; by default 0.08 (mlrc: 0.16) and '
              '1')
     add('--crop_ratio', nargs=2, type=POSITIVE, metavar=('MIN', 'MAX'), resume='merge',
-        help='limits of width / height of random crops; by default 3/4 and 4/3 (mlrc: 0.75, 1.33) times that '
-             'of --input_size')
+        help='limits of width / height of random crops; by default 3/4 and 4/3 times that of --input_size (mlrc: '
+             '0.75, 1.33)')
     add('--color_jitter', nargs=4, type=NOT_NEGATIVE, metavar=('BRIGHTNESS', 'CONTRAST', 'SATURATION', 'HUE'),
         resume='merge',
         help='largest random changes of brightness, contrast, saturation (factors 1 - x to 1 + x) and hue; by default '

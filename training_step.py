@@ -5,8 +5,8 @@ The lines of __call__ are the same for a batch that one process embeds at once, 
 (--micro_bs), and for one that several processes share. In the last two cases the gradient is cached (Gao et al.,
 Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup, 2021, https://arxiv.org/abs/2101.06983):
 
-1. embed: each process embeds its part of the batch in pieces, without keeping the graph if there are several. Process 0
-   gets all outputs.
+1. embed: each process embeds its part of the batch, in several pieces without keeping the graph. Process 0 gets all
+   outputs.
 2. loss: process 0 computes the loss of the whole batch. Criterion and miner are used there only.
 3. backward: the gradient with respect to the outputs goes back to the processes. A process with several pieces embeds
    them again, with the same random numbers. Each backpropagates the gradient.

@@ -16,8 +16,8 @@ class Gem(torch.nn.Module):
 
     def forward(self, maps):
         """[B, C, H, W] -> [B, C]; values below eps are set to eps."""
-        maps = maps.to(torch.promote_types(maps.dtype, torch.float32))       # x³ underflows in half precision
-        return maps.clamp(min=self.eps).pow(self.p).mean(dim=(2, 3)).pow(1 / self.p)
+        wide = maps.to(torch.promote_types(maps.dtype, torch.float32))       # x³ underflows in half precision
+        return wide.clamp(min=self.eps).pow(self.p).mean(dim=(2, 3)).pow(1 / self.p).to(maps.dtype)
 
 
 def average(maps):

@@ -28,13 +28,14 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, matrix, term, n_rows):
+        needs_gradient = ctx.needs_input_grad[0]                    # inference mode allows none
         total = matrix.new_zeros(())
         gradient = torch.zeros_like(matrix)
         for rows in torch.arange(len(matrix), device=matrix.device).split(n_rows):
             part = matrix[rows]
-            with torch.set_grad_enabled(ctx.needs_input_grad[0]):
-                value = term(part.requires_grad_(ctx.needs_input_grad[0]), rows)
-            if ctx.needs_input_grad[0]:
+            with torch.set_grad_enabled(needs_gradient):
+                value = term(part.requires_grad_(needs_gradient), rows)
+            if needs_gradient:
                 gradient[rows] = torch.autograd.grad(value, part)[0]
             total += value.detach()
         ctx.save_for_backward(gradient)
@@ -60,7 +61,8 @@ def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_te
     Args:
         batch:            [B, D] embeddings, normalised here.
         labels:           [B] int64.
-        k:                numbers of retrieved samples, at most the number of samples, with the virtual ones.
+        k:                numbers of retrieved samples; numbers above that of all samples, virtual ones
+                          included, are replaced by it.
         k_temperature:    temperature of the sigmoids that compare ranks with k.
         rank_temperature: temperature of the sigmoids that compare cosines.
         simix:            add virtual samples, random mixtures of two samples of a class (SiMix), to queries and

@@ -33,13 +33,14 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, matrix, term, n_rows):
+        needs_gradient = ctx.needs_input_grad[0]                    # inference mode allows none
         total = matrix.new_zeros(())
         gradient = torch.zeros_like(matrix)
         for rows in torch.arange(len(matrix), device=matrix.device).split(n_rows):
             part = matrix[rows]
-            with torch.set_grad_enabled(ctx.needs_input_grad[0]):
-                value = term(part.requires_grad_(ctx.needs_input_grad[0]), rows)
-            if ctx.needs_input_grad[0]:
+            with torch.set_grad_enabled(needs_gradient):
+                value = term(part.requires_grad_(needs_gradient), rows)
+            if needs_gradient:
                 gradient[rows] = torch.autograd.grad(value, part)[0]
             total += value.detach()
         ctx.save_for_backward(gradient)

@@ -108,9 +108,10 @@ def validate(opt, model, data, metrics):
     generators and the network's mode are restored afterwards.
     """
     with preserved():
-        embedded = embed_splits(opt, model, data, ['val'])['val']
-        images = embedded.images
-        pool = Pool(embedded.embeddings, images.labels, is_query=images.is_query, in_gallery=images.in_gallery)
+        images = data.evaluation['val']
+        embedded = embed(opt, model, images, 'val', False, opt.eval_autocast)
+        pool = Pool(compared(embedded.embeddings, opt.eval_normalize), images.labels, is_query=images.is_query,
+                    in_gallery=images.in_gallery)
         values = compute(metrics, pool.embeddings, pool.labels, seed=opt.seed, pool=pool)
     model.train()
     return values

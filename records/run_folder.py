@@ -232,7 +232,7 @@ def processor():
 
 def git_commit():
     """The commit of the code, with a + where files differ from it; None outside a git checkout."""
-    command = ['git', 'describe', '--always', '--exclude=*', '--abbrev=64', '--dirty=+']         # a whole hash, no tags
+    command = ['git', 'describe', '--always', '--match=', '--abbrev=64', '--dirty=+']         # a whole hash, no tags
     try:
         found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
     except OSError:

@@ -97,7 +97,7 @@ def read(file):
         if runs and not hashes[0]:
             hashes = [*runs][-1]
         if hashes not in runs:
-            # the selected epoch comes first
+            # write() puts the selected epoch first
             flags = dict(zip(KEYS, (*key[:3], row['epoch']), strict=True)) | {VIEWS: key[3].split()}
             runs[hashes] = Run(name, f'{file}, line {number}', flags, test=hashes[0], test_images=hashes[1])
         run = runs[hashes]

@@ -71,8 +71,10 @@ def welch(one, other):
     ((0.0, 2.266..., 1.0), (0.5, nan, nan))
     """
     difference = float(np.mean(one) - np.mean(other))
+    if min(len(one), len(other)) < 2:
+        return difference, np.nan, np.nan
     rounding = 1e-12 * np.abs([*one, *other]).max()
-    if min(len(one), len(other)) < 2 or max(np.ptp(one), np.ptp(other)) <= rounding:
+    if max(np.ptp(one), np.ptp(other)) <= rounding:
         return difference, np.nan, np.nan
     test = stats.ttest_ind(one, other, equal_var=False)
     low, high = test.confidence_interval()

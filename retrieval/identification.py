@@ -128,15 +128,18 @@ def removable_classes(images):
 def divided(images, share, seed):
     """
     Which images of an ImageSet are queries, [N] bool, and which are the gallery, [N] bool. A share of the classes has
-    no gallery. Of each other class, half of the images (rounded up) are its gallery, chosen by `seed`; images that are
-    a query only, or in the gallery only, stay so. Distractors are in the gallery.
+    no gallery. Of the images of each other class that are queries and in the gallery, half (rounded up) stay in the
+    gallery, chosen by `seed`, and the others stay queries. Distractors are in the gallery.
     """
     random = np.random.default_rng(seed)
     labels = images.labels
     is_query, in_gallery = images.roles
     classes = random.permutation(removable_classes(images))
     unknown = np.isin(labels, classes[:round(share * len(classes))])
-    half = random_places(labels, random) < (np.bincount(labels)[labels] + 1) // 2
+    in_both = np.flatnonzero(is_query & in_gallery)
+    sizes = np.bincount(labels[in_both])[labels[in_both]]
+    half = np.zeros(len(labels), bool)
+    half[in_both] = random_places(labels[in_both], random) < (sizes + 1) // 2
     return is_query & (unknown | ~half | ~in_gallery), in_gallery & ~unknown & (half | ~is_query)
 
 

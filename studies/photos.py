@@ -19,8 +19,9 @@ FOLDER = Path(__file__).parent
 ROWS = FOLDER / 'rows'
 TIERS = {'finetuned': 'Photos', 'frozen': 'Frozen'}           # {part of photos.yaml: prefix of groups}
 TITLES = {'finetuned': 'fine-tuned', 'frozen': 'frozen features'}
-NOT_RUN = 'not run yet'                                       # in place of an answer
-TOO_FEW = 'too few seeds so far'                              # likewise
+# in place of an answer
+NOT_RUN = 'not run yet'
+TOO_FEW = 'too few seeds so far'
 FIXED = ('Untrained', 'Untrained_512')                        # settings without randomness
 MAP, RECALL = 'map_at_r', 'e_recall@1'
 DENSITY = Column('train', 'rho_spectrum@2').name

@@ -400,9 +400,9 @@ def test_labels_that_are_nan_or_of_another_shape_are_refused_by_metrics_and_samp
     ((['balanced', [0, 1]], {'superclasses': [0, 0]}), TypeError, "sampler 'balanced' takes no superclasses"),
     ((['balanced', []], {}), ValueError, r'sampler: expected labels \[N\] of one image or more'),
     ((['hierarchical', [0, 0, 1, 1]], {'bs': 2, 'superclasses': [0]}), ValueError,
-     'sampler: expected 2 rows, one for each class, not 1'),
+     'sampler: expected 2 superclasses, not 1'),
     ((['d2_coreset', [0, 0, 1, 1]], {'bs': 2, 'embeddings': torch.rand(5, 3)}), ValueError,
-     'sampler: expected 4 rows, one for each label, not 5'),
+     'sampler: expected 4 embeddings, not 5'),
     ((['recall@1'], {}), ValueError, 'recall@1: unknown; choose from .*e_recall')])
 def test_wrong_settings_are_named(arguments, error, text):
     names, settings = arguments

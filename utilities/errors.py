@@ -3,6 +3,7 @@ import argparse
 import contextlib
 import difflib
 import errno
+import os
 import re
 import sqlite3
 import sys
@@ -13,7 +14,8 @@ from .stopping import check  # relative: hubconf.py loads this file under anothe
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
-SQLITE_NO_ACCESS = ('SQLITE_BUSY', 'SQLITE_CANTOPEN', 'SQLITE_IOERR', 'SQLITE_LOCKED', 'SQLITE_PERM', 'SQLITE_READONLY')
+SQLITE_NO_ACCESS = ('SQLITE_BUSY', 'SQLITE_CANTOPEN', 'SQLITE_IOERR', 'SQLITE_LOCKED', 'SQLITE_PERM', 'SQLITE_PROTOCOL',
+                    'SQLITE_READONLY')
 NO_MEMORY = re.compile(
     r".*(MemoryError|out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|bad_alloc).*")
 NEEDS_LESS = ('training needs less with a smaller --micro_bs, which keeps the loss, a smaller --bs or --amp bfloat16, '
@@ -93,8 +95,8 @@ def machine_reason(error, folder):
         return f'The run folder {folder} was removed while the run was writing to it.'
     for one in filter(is_disk_error, causes(error)):
         text = getattr(one, 'strerror', None) or one
-        place = getattr(one, 'filename', None) or folder
-        if Path(place).is_relative_to(folder):
+        place = getattr(one, 'filename', None)
+        if not isinstance(place, str | os.PathLike) or Path(place).resolve().is_relative_to(Path(folder).resolve()):
             place = folder
         if is_full(one):
             return f'No space is left to write to {place} ({text}). {KEPT}'

@@ -220,5 +220,5 @@ def read_yaml(text, loader=YamlLoader):
     """A YAML text of plain values -> its content. Raises ValueError, in one line, for other texts."""
     try:
         return yaml.load(text, loader)
-    except (yaml.YAMLError, ValueError, KeyError, IndexError, TypeError) as error:       # `!!int abc` raises the others
+    except (yaml.YAMLError, ValueError, KeyError, IndexError, TypeError) as error:       # `!!int abc` and such
         raise ValueError(' '.join(str(error).split())[:200]) from None

@@ -177,13 +177,15 @@ class PmlCriterion(torch.nn.Module):
 def pairs_in(mask):
     """The pairs in a mask [B, B], bool or how often each counts: [2, P] indices."""
     pairs = mask.nonzero()
-    return pairs.repeat_interleave(mask[tuple(pairs.T)].long(), dim=0).T
+    if mask.dtype != torch.bool:
+        pairs = pairs.repeat_interleave(mask[tuple(pairs.T)], dim=0)
+    return pairs.T
 
 
 class PmlMiner:
     """
-    opt: batch_mining = pml:NAME. Returns the library's tuples: columns (anchors, positives, negatives), or for pairs
-    (anchors, positives, anchors, negatives).
+    opt: batch_mining = pml:NAME. Returns triplets [T, 3], or the library's columns of pairs (anchors, positives,
+    anchors, negatives).
     """
 
     def __init__(self, opt, given):
@@ -191,7 +193,8 @@ class PmlMiner:
 
     @torch.no_grad()
     def __call__(self, batch, labels):
-        return called(self.miner, batch, labels, flag='--batch_mining')
+        mined = called(self.miner, batch, labels, flag='--batch_mining')
+        return torch.stack(mined, dim=1) if len(mined) == 3 else mined
 
 
 class TorchCriterion(torch.nn.Module):

@@ -81,7 +81,7 @@ def from_columns(columns, batch):
 
 
 def require_inside(indices, batch):
-    if indices.numel() and not 0 <= indices.min() <= indices.max() < len(batch):
+    if ((indices < 0) | (indices >= len(batch))).any():
         raise ValueError('indices outside the batch')
 
 
@@ -239,7 +239,7 @@ def checked(mined, batch):
     if isinstance(mined, tuple) and len(mined) in (3, 4) and all(map(is_column, mined)):
         if any(map(len, mined)) or len(mined) == 4:
             return from_columns(mined, batch)
-    if isinstance(mined, tuple) and len(mined) == 3:       # also ([], [], []), with which all losses are zero
+    if isinstance(mined, tuple) and len(mined) == 3:       # also ([], [], []), a batch without pairs
         return masks_from_lists(*mined, batch)
     if isinstance(mined, tuple):
         raise TypeError('a tuple of neither columns nor masks')

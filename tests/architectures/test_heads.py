@@ -102,6 +102,14 @@ def test_a_pooling_that_does_not_suit_the_network_is_refused(arch, pool, sentenc
         architectures.select_backbone(opt(arch=arch, not_pretrained=True, pool=pool))
 
 
+def test_gem_of_small_values_in_half_precision():
+    maps = torch.full((1, 2, 3, 3), 1e-3, dtype=torch.float16, requires_grad=True)
+    found = pooling.Gem().half()(maps)
+    found.sum().backward()
+    assert found.dtype == torch.float16 and found.tolist() == [[pytest.approx(1e-3, rel=.01)] * 2]
+    assert maps.grad.isfinite().all() and maps.grad.any()
+
+
 def test_a_trained_pooling_learns_in_the_warmup_and_has_the_rate_of_the_head(opt):
     flags = opt(arch='conv4', not_pretrained=True, pool='gem', lr=.1, fc_lr=.2, loss='triplet', warmup=1)
     model = architectures.select(flags)

@@ -181,7 +181,7 @@ def test_limits_of_the_support_are_checked():
 
 def test_only_the_validation_split_is_seen(quick, monkeypatch):
     """Neither the test classes nor the training images."""
-    opt = configuration.parse([*quick, *ADAPT])
+    opt = configuration.parse([*quick, *ADAPT, '--eval_reference', 'all'])
     opt.device = torch.device('cpu')
     model = architectures.select(opt)
     data = datasets.select(opt, model.input_size)

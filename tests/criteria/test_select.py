@@ -494,8 +494,6 @@ def test_the_files_of_the_losses_tell_whether_they_have_a_distance(flags, expect
     ((torch.eye(3).bool(),) * 2, r'it returned tuple of 2, the first Tensor of bool \[3, 3\]'),
     ([(0, 1, -1)], 'it returned list of 1, the first tuple of 3'),
     (([0], [[1, -1]], [[4, 5]]), 'it returned tuple of 3, the first list of 1'),
-    ([(0, 1, -1)], 'it returned list of 1, the first tuple of 3'),
-    (([0], [[1, -1]], [[4, 5]]), 'it returned tuple of 3, the first list of 1'),
 ])
 def test_a_miner_that_returns_something_else_is_named(mined, sentence, opt):
     criterion = criteria.select(opt(loss='triplet', batch_mining='random'), lambda batch, labels: mined)

@@ -7,6 +7,7 @@ import torch
 
 import batch_mining
 import criteria
+from criteria import cascade
 from criteria.cascade import Cascade, hardest_pairs
 from criteria.deep_adversarial import DeepAdversarial
 from tests.criteria import references
@@ -264,3 +265,12 @@ def test_losses_without_triplets_are_refused(method, flags, sentence, opt):
     namespace = opt(**{'batch_mining': 'distance', **method, **flags})
     with pytest.raises(UserError, match=sentence):
         criteria.select(namespace, batch_mining.select(namespace))
+
+
+def test_a_fraction_of_tuples_that_is_a_whole_number_is_not_rounded_up():
+    batch = torch.randn(101, 2)
+    triplets = torch.stack([torch.arange(100), torch.arange(1, 101), torch.zeros(100).long()], dim=1)
+    assert len(cascade.hardest(batch, triplets, .07, triplets)) == 7 < .07 * 100
+    mask = torch.zeros(101, 101, dtype=torch.bool)
+    mask[:25, 50] = True
+    assert [int(part.sum()) for part in cascade.hardest(batch, (mask, mask), .6, (mask, mask))] == [15, 15]

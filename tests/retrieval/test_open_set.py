@@ -133,6 +133,16 @@ def test_a_fixed_gallery_stays_and_loses_the_unknown_classes():
     assert again[0].tolist() == is_query.tolist() and again[1].tolist() == in_gallery.tolist()
 
 
+def test_images_of_both_roles_are_divided_and_known_classes_keep_a_gallery():
+    """Each of ten classes has two images that are queries and in the gallery, and three that are queries only."""
+    labels = np.repeat(np.arange(10), 5)
+    images = images_of(labels, [True] * 50, [True, True, False, False, False] * 10)
+    is_query, in_gallery = identification.divided(images, .2, 0)
+    sizes = np.bincount(labels[in_gallery], minlength=10)
+    assert sorted(sizes) == [0] * 2 + [1] * 8 and not (in_gallery & ~images.in_gallery).any()
+    assert np.array_equal(np.bincount(labels[is_query]), np.where(sizes, 4, 5)) and not (is_query & in_gallery).any()
+
+
 def test_validation_classes_without_gallery_images_do_not_count():
     """A query that is never accepted since the gallery has no image of its class is not missed."""
     is_query = [True, True, False] * 3 + [True] * 6
