@@ -61,9 +61,6 @@ class Storage:
             self.change = self.change.to(self.device)
         self.fill(self.embed)
 
-    def stepped(self, embeddings, labels, indices, step):
-        self.update(embeddings, indices)
-
     def fill(self, embed):
         """Before an epoch. embed: () -> [N, --embed_dim] embeddings of all training images; called only if needed."""
         if self.embeddings[0, 0].isnan():
@@ -72,7 +69,7 @@ class Storage:
         elif self.refill:
             self.write(slice(None), self.projected(embed()))
 
-    def update(self, embeddings, indices):
+    def stepped(self, embeddings, labels, indices, step):
         """After a step: the batch's embeddings [B, --embed_dim] and image indices [B], on the CPU."""
         if not self.no_update:
             last = {index: row for row, index in enumerate(indices.tolist())}       # the last row of each image
@@ -123,9 +120,6 @@ class PublicStorage:
     def start_epoch(self, epoch):
         self.fill(self.embed)
 
-    def stepped(self, embeddings, labels, indices, step):
-        self.update(embeddings, indices)
-
     def fill(self, embed):
         """Before an epoch. embed: () -> [N, D] embeddings of all training images; called only if needed."""
         if self.is_filled and not self.refill:
@@ -137,7 +131,7 @@ class PublicStorage:
         fill([(self.labels, embed().detach().cpu(), torch.arange(len(self.labels)))], AsNetwork(), self.device)
         self.is_filled = True
 
-    def update(self, embeddings, indices):
+    def stepped(self, embeddings, labels, indices, step):
         """After a step: the batch's embeddings [B, D] and image indices [B], on the CPU."""
         update = getattr(self.sampler, 'update_storage', True)
         if callable(update):

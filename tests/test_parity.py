@@ -207,7 +207,7 @@ def test_a_public_sampler_gets_its_memory_bank_filled_and_updated_as_by_the_publ
         batches = [*sampler]
         seed_everything(1)
         assert batches == [*sampler] and len(batches) == len(sampler) == 2           # no worker with a seed of its own
-        sampler.storage.update(batch, torch.tensor([3, 5]))
+        sampler.storage.stepped(batch, None, torch.tensor([3, 5]), 1)
         expected = first.clone()
         expected[[3, 5]] = batch
         assert torch.equal(sampler.sampler.storage, expected)
@@ -219,7 +219,7 @@ def test_a_public_sampler_gets_its_memory_bank_filled_and_updated_as_by_the_publ
         assert torch.equal(other.sampler.storage, sampler.sampler.storage)
     kept = sampler_of(monkeypatch, opt, data_storage_no_update=True)
     kept.storage.fill(lambda: first)
-    kept.storage.update(batch, torch.tensor([3, 5]))
+    kept.storage.stepped(batch, None, torch.tensor([3, 5]), 1)
     assert torch.equal(kept.sampler.storage, first)
 
 
@@ -232,7 +232,7 @@ def test_a_public_sampler_may_have_an_array_as_memory_bank(opt, monkeypatch, tmp
     sampler, other = (sampler_of(monkeypatch, opt, array) for _ in range(2))
     state = state_of(sampler=sampler)
     sampler.storage.fill(lambda: torch.zeros(12, 3))
-    sampler.storage.update(torch.ones(1, 3), torch.tensor([4]))         # the method, as some files have it
+    sampler.storage.stepped(torch.ones(1, 3), None, torch.tensor([4]), 1)         # the method, as some files have it
     hand_over(state, state_of(sampler=other), tmp_path)
     assert other.sampler.storage.sum() == 3 and (other.sampler.storage[4] == 1).all()
 

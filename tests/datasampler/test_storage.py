@@ -24,7 +24,7 @@ def test_it_is_filled_once_and_updated_from_batches(opt):
     storage.fill(lambda: pytest.fail('filled already'))
     assert torch.equal(storage[torch.arange(N)], random(N, D))
     batch = random(4, D, seed=1).requires_grad_()
-    storage.update(batch, torch.tensor([3, 0, 3, 7]))
+    storage.stepped(batch, None, torch.tensor([3, 0, 3, 7]), 1)
     expected = random(N, D)
     expected[[0, 3, 7]] = batch.detach()[[1, 2, 3]]                      # of an image drawn twice, the last
     assert torch.equal(storage.embeddings, expected) and not storage.embeddings.requires_grad
@@ -40,7 +40,7 @@ def test_an_update_does_not_make_the_host_wait_for_a_gpu(flags, opt):
         storage = Storage(namespace, N)
         storage.fill(lambda: torch.randn(N, D, device='cuda'))
         waits.found.clear()
-        storage.update(torch.randn(4, D, device='cuda', requires_grad=True), torch.tensor([3, 0, 3, 7]))
+        storage.stepped(torch.randn(4, D, device='cuda', requires_grad=True), None, torch.tensor([3, 0, 3, 7]), 1)
     assert waits.found == [] and storage.embeddings.is_cuda
 
 
@@ -49,13 +49,13 @@ def test_embeddings_of_an_inference_pass_can_be_updated(opt):
         embedded = random(N, D)
     storage = Storage(opt(embed_dim=D), N)
     storage.fill(lambda: embedded)
-    storage.update(torch.zeros(1, D), torch.tensor([2]))
+    storage.stepped(torch.zeros(1, D), None, torch.tensor([2]), 1)
     assert not storage.embeddings[2].any() and embedded[2].any()
 
 
 def test_no_update_and_all_anew(opt):
     storage = filled(opt, data_storage_no_update=True)
-    storage.update(torch.zeros(2, D), torch.tensor([1, 2]))
+    storage.stepped(torch.zeros(2, D), None, torch.tensor([1, 2]), 1)
     assert torch.equal(storage.embeddings, random(N, D))
     storage = filled(opt, data_idx_full_prec=True)
     storage.fill(lambda: random(N, D, seed=5))
@@ -71,7 +71,7 @@ def test_momentum_runs_ahead_of_the_changes(opt):
         if len(indices) == N:
             storage.fill(lambda new=new: new)
         else:
-            storage.update(new, torch.tensor(indices))
+            storage.stepped(new, None, torch.tensor(indices), 1)
         for row, i in enumerate(indices):
             for d in range(D):
                 change[i][d] = momentum * change[i][d] + (1 - momentum) * (float(new[row, d]) - stored[i][d])
@@ -88,7 +88,7 @@ def test_the_projection_keeps_distances_and_is_fixed_by_the_seed(opt):
     assert first.shape == (200, 64) and torch.equal(first, same) and not torch.equal(first, other)
     ratios = torch.nn.functional.pdist(first) / torch.nn.functional.pdist(points)
     assert abs(float(ratios.mean()) - 1) < .02 and ratios.std() < 1.3 * (1 / 128) ** .5
-    storages[0].update(points[[5]], torch.tensor([0]))
+    storages[0].stepped(points[[5]], None, torch.tensor([0]), 1)
     torch.testing.assert_close(first[0], same[5])
 
 
@@ -104,7 +104,7 @@ def test_an_epoch_is_drawn_from_what_is_stored_as_it_begins(name, opt):
     sampler = sampler_of(opt(**flags), images)
     whole, iterator = list(sampler), iter(sampler)
     assert next(iterator) == whole[0]
-    sampler.storage.update(random(60, 16), torch.arange(60))
+    sampler.storage.stepped(random(60, 16), None, torch.arange(60), 1)
     assert list(iterator) == whole[1:]
     assert list(sampler) != whole
 
