@@ -15,7 +15,7 @@ FLAGS = {
     'n_support': {'at_least': 2},
     'support_lim': {'at_least': 0, 'nargs': 2},
     'adapt': {'default': False, 'help': 'PADS: a policy adapts the distribution of negatives by validation metrics; '
-                                        'needs --use_tv_split'},
+                                        'needs a validation split'},
     'init': {'default': 'uniform_low',
              'choices': ['uniform_low', 'uniform', 'hards', 'semihards', 'veryhards'],
              'help': 'PADS: initial distribution of negatives, as for --miner_parametric_mode; uniform_low: '
