@@ -243,12 +243,12 @@ def checked(mined, batch):
         return masks_from_lists(*mined, batch)
     if isinstance(mined, tuple):
         raise TypeError('a tuple of neither columns nor masks')
-    triplets = torch.as_tensor(mined)
+    triplets = torch.as_tensor(mined, device=batch.device)
     if len(triplets) and (triplets.is_floating_point() or triplets.dtype == torch.bool or triplets.shape[1:] != (3,)):
         raise TypeError('no indices of triplets')
-    if triplets.device.type == 'cpu':                      # on a GPU, the host would wait
+    if not isinstance(mined, torch.Tensor):                # for a tensor on a GPU, the host would wait
         require_inside(triplets, batch)
-    return triplets.to(batch.device).long().reshape(-1, 3)
+    return triplets.long().reshape(-1, 3)
 
 
 def described(value):
