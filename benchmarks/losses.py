@@ -84,7 +84,7 @@ def counterparts(n_classes, dim):
         'snr_contrastive': partial(losses.SignalToNoiseRatioContrastiveLoss, distance=snr,
                                    embedding_regularizer=zero_mean, embedding_reg_weight=0.1),
         'multisimilarity': multisimilarity,
-        # those of npair, angular and dr_triplet compute less: pairs only, the angular term only, no direction
+        # the next three counterparts compute less: pairs only, the angular term only, no direction
         'npair': partial(losses.NPairsLoss, distance=product),
         'angular': partial(losses.AngularLoss, 45),
         'dr_triplet': partial(losses.TripletMarginLoss, 0.278, distance=euclidean, reducer=mean),

@@ -95,15 +95,15 @@ def antico_loss(batch, labels, proxies, rate_of='batch_proxy', rate_weight=1.0, 
         proxies = F.normalize(proxies.to(batch.dtype), dim=1)
         alignment = proxy_alignment(proxies @ F.normalize(batch, dim=1).T, labels, pos_alpha, neg_alpha, pos_delta,
                                     neg_delta)
-        if rate_of == 'pair':
-            points, n_points = batch, len(batch)
-        elif rate_of == 'all_proxy':
-            points, n_points = proxies, len(proxies)
+        if rate_of in ('pair', 'all_proxy'):
+            points = batch if rate_of == 'pair' else proxies
+            n_points = len(points)
         else:
             # one sample stands for each class; the others' points are 0, so that no shape depends on the data
             first = (labels[:, None] == labels).int().argmax(dim=1)
             is_first = first == torch.arange(len(labels), device=labels.device)
-            points, n_points = proxies[labels] * is_first[:, None], is_first.sum(dtype=batch.dtype)
+            points = proxies[labels] * is_first[:, None]
+            n_points = is_first.sum(dtype=batch.dtype)
         scale = proxies.shape[1] / n_points
         if rate_scale == 'code' and rate_of != 'pair':
             scale = 1 / scale

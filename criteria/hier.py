@@ -124,8 +124,13 @@ def ancestor_violations(distances, triplets, weights, noise, margin=0.1, tempera
 
     slopes = [sign * weights[:, None] * differ * (hinge > 0) for sign, hinge in zip(signs, hinges, strict=True)]
     of_choice = sum(slope * point for slope, point in zip(slopes, points, strict=True))
-    by_max_ij, by_max_ijk = [soft * (of_choice - (soft * of_choice).sum(dim=1, keepdim=True)) / divisor
-                             for soft, divisor in ((pair, -temperature), (triple, temperature))]
+
+    def by_maximum(soft):
+        """[T, P]: the gradient by the maxima of distances of which `soft` is the softmax at temperature τ."""
+        return soft * (of_choice - (soft * of_choice).sum(dim=1, keepdim=True)) / temperature
+
+    by_max_ij = -by_maximum(pair)
+    by_max_ijk = by_maximum(triple)
     by_k = by_max_ijk * (1 + (k - of_pair).sign()) / 2                         # ties share the gradient
     by_max_ij = by_max_ij + by_max_ijk - by_k
     by_i = by_max_ij * (1 + (i - j).sign()) / 2
@@ -197,9 +202,9 @@ def hier_loss(batch, labels, proxies, k=20, margin=0.1, temperature=0.1, c=0.1, 
         similarities = (-distances.detach()).exp()
         n = len(batch)
         total = 0
-        samples = slice(n), labels[:, None] == labels
-        of_proxies = slice(n, None), 0                             # they have no classes
-        for part, same in (samples, of_proxies):
+        among_samples = slice(n), labels[:, None] == labels
+        among_proxies = slice(n, None), 0                          # they have no classes
+        for part, same in (among_samples, among_proxies):
             triplets, is_valid = sample_triplets(similarities[part, part] + same, k, n_triplets)
             weights = is_valid.to(batch.dtype) / is_valid.sum().clamp(min=1)
             total = total + SumOfViolations.apply(distances[part, n:], triplets, weights, margin, temperature)

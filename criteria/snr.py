@@ -35,7 +35,7 @@ def snr_loss(batch, triplets, margin=0.2, reg_lambda=0.005):
         signal = centred.square().sum(dim=1).clamp(min=torch.finfo(batch.dtype).eps ** 2)    # keeps the ratio finite
         a, p, n = triplets.T
         if len(triplets) > len(batch) ** 2 // 64:                  # each pair once: 50 times as fast for all triplets
-            points = centred - centred.detach().mean(dim=0)        # of smaller norm, with smaller rounding errors
+            points = centred - centred.detach().mean(dim=0)        # smaller norms have smaller rounding errors
             gram = points @ points.T
             norms = gram.diagonal()
             noise = norms[:, None] + norms - 2 * gram

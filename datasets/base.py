@@ -45,7 +45,7 @@ class ImageTable:
     boxes: list | None = None
 
     @classmethod
-    def of_folders(cls, folders):
+    def from_folders(cls, folders):
         """The table of the images directly in `folders`, {folder: its class}."""
         table = cls([], [])
         for folder, name in folders.items():
@@ -238,7 +238,7 @@ def subfolders(folder):
 
 def class_folders(folder):
     """The table of a folder that contains one folder of images per class."""
-    table = ImageTable.of_folders({path: path.name for path in subfolders(folder)})
+    table = ImageTable.from_folders({path: path.name for path in subfolders(folder)})
     table.ignored = files_in(folder) + table.ignored
     return table
 

@@ -121,7 +121,7 @@ def nested(folder):
     for above, folders, _ in os.walk(folder, onerror=decoding.refuse_folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith('.')]
         walked.append(Path(above))
-    table = ImageTable.of_folders({path: path.relative_to(folder).as_posix() for path in sorted(walked)})
+    table = ImageTable.from_folders({path: path.relative_to(folder).as_posix() for path in sorted(walked)})
     depths = {name.count('/'): name for name in table.classes}
     if len(depths) > 1:
         one, other, *_ = depths.values()

@@ -307,11 +307,11 @@ def why(embedded, seed, n_queries=4):
     if not len(queries) or len(np.unique(images.labels)) < 2:
         return None
     rows = np.searchsorted(search.query_index, queries)
-    right, wrong = (found[:, 0] for found, _ in first_by_class(search, rows, 1))
-    if min(right.min(), wrong.min()) < 0:                  # a gallery without images of another class
+    nearest_of_both = np.concatenate([found for found, _ in first_by_class(search, rows, 1)], axis=1)
+    if nearest_of_both.min() < 0:                          # a gallery without images of another class
         return None
-    right, wrong = search.gallery_index[right], search.gallery_index[wrong]
-    return explained(embedded, [(query, pair) for query, *pair in zip(queries, right, wrong, strict=True)])
+    pairs = search.gallery_index[nearest_of_both]
+    return explained(embedded, list(zip(queries, pairs, strict=True)))
 
 
 def explained(embedded, groups):

@@ -16,6 +16,7 @@ from utilities.errors import UserError
 from utilities.files import UniqueKeys, read_yaml
 
 LARGEST = 2 ** 63 - 1                # the largest whole number of tensors and of torch's seeds
+NUMBER = r'[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+'
 FACTS = inspect.signature(Facts).parameters
 
 
@@ -103,9 +104,6 @@ def yaml_mapping(text):
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a YAML mapping, as '{{margin: 0.1}}', not {shortened(repr(text))}")
     return with_numbers(value)
-
-
-NUMBER = r'[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+'
 
 
 def with_numbers(value):

@@ -26,7 +26,7 @@ def download(project, cache, is_wanted):
         import wandb
     except ImportError:
         raise UserError('--project needs W&B: pip install wandb') from None
-    problems = (wandb.errors.Error, OSError, ValueError)     # those of requests, and TimeoutError, are OSErrors
+    problems = (wandb.errors.Error, OSError, ValueError)     # errors of requests and TimeoutError are OSErrors
     if not re.fullmatch(r'[^/\s]+/[^/\s]+', project):
         raise UserError(f'--project {project}: expected ENTITY/PROJECT, as confusezius/RevisitDML')
     folder = Path(cache) / project

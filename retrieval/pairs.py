@@ -115,7 +115,7 @@ def of_lfw(file, lines, folder):
     each fold n lines `name i j` and n lines `name i name j`. The images are name/name_0001.jpg.
     """
     table = [line.split() for line in lines if line.strip()]
-    if not table or len(table[0]) > 2 or not all(map(is_number, table[0])) or '0' in table[0]:
+    if not table or len(table[0]) > 2 or not all(map(is_number, table[0])) or not all(map(int, table[0])):
         raise UserError(f"pairs {file}: neither a .csv file nor LFW's pairs.txt, whose first line is the number of "
                         'folds and of pairs, such as 10 300')
     n_folds, n_pairs = map(int, ['1', *table[0]][-2:])

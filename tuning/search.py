@@ -107,7 +107,8 @@ def parse(opt, others):
     given = command_line.given(parameters.build(), others)
     for name in tuned:
         flag, _, argument = name.partition('.')
-        if name in given or argument and any(argument in mapping for mapping in getattr(main, flag)):
+        is_argument_given = argument and any(argument in mapping for mapping in getattr(main, flag))
+        if name in given or is_argument_given:
             raise UserError(f'--tune {name} and --{name}: the flag is tuned, or has the given value; leave one out')
     search = Search(opt, main, tuned, slots.slot_arguments(opt))
     if opt.reproductions:

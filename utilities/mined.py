@@ -109,10 +109,11 @@ def masks_from_lists(anchors, positives, negatives, batch):
     masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool)
     for mask, partners in zip(masks, (positives, negatives), strict=True):
         for anchor, others in zip(anchors, partners, strict=True):
-            anchor, others = torch.as_tensor(anchor), torch.as_tensor(others)
-            require_inside(anchor, batch)
-            require_inside(others, batch)
-            mask[anchor.long(), others.long()] = True
+            row = torch.as_tensor(anchor)
+            columns = torch.as_tensor(others)
+            require_inside(row, batch)
+            require_inside(columns, batch)
+            mask[row.long(), columns.long()] = True
     return tuple(masks.to(batch.device))
 
 

@@ -168,6 +168,7 @@ def test_the_list_of_lfw_is_read_as_it_is(trained, faces, capsys):
     ('pairs.csv', f'path_a,path_b,same,fold\n{"x" * 131_073},y,1,1\n', 'not a CSV file (field larger than field limit'),
     ('pairs.csv', f'path_a,path_b,same,fold\n{"x" * 300},y,1,1\nx,z,0,1\n', '4 of 4 images do not exist, such as'),
     ('pairs.txt', '10 0\na 1 b 2\n', "neither a .csv file nor LFW's pairs.txt"),
+    ('pairs.txt', '10 00\na 1 b 2\n', "neither a .csv file nor LFW's pairs.txt"),
     ('pairs.txt', f'1 {"9" * 5000}\nAbel_Pacheco 1 4\n', "neither a .csv file nor LFW's pairs.txt"),
     ('pairs.txt', f'1 1\nAbel_Pacheco 1 {"9" * 5000}\nA 1 B 2\n', 'pair 1 is '),
     ('pairs.txt', 'Abel_Pacheco 1 4\n', "neither a .csv file nor LFW's pairs.txt"),
