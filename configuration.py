@@ -67,7 +67,7 @@ def parse(arguments, defaults=None):
     before = merged(parser, settings, asked)
     typed = given(parser, arguments)
     if mode.evaluate:
-        require_effect(typed, '--evaluate', parameters.of_training())
+        require_effect(typed, '--evaluate', parameters.training_flags())
     opt = parser.parse_args([*tokens(before, parser), *arguments])
     for name in parameters.flags_with('arguments_of').keys() & before.keys():
         setattr(opt, name, mappings(merged(parser, before, typed)[name]))

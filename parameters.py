@@ -464,7 +464,7 @@ def flags_of_group(*titles):
 
 
 @functools.cache
-def of_training():
+def training_flags():
     """The flags that only a training run reads, and no evaluation of a trained network."""
     of_both = {'bs', 'amp', 'tf32', 'deterministic', 'pictures'}
     return flags_of_group('length', 'training', 'batch creation', 'batch mining', 'losses', 'records') - of_both

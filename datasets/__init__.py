@@ -131,7 +131,7 @@ def pipelines(opt, input_size):
 
 def without_bad_images(table):
     """The table without images that cannot be read; prints their number and the first three."""
-    readable = decoding.of_each(lambda source: bool(decoding.read_upright(source)), table.sources, 'checking images')
+    readable = decoding.read_each(lambda source: bool(decoding.read_upright(source)), table.sources, 'checking images')
     names = [str(source) for source, good in zip(table.sources, readable, strict=True) if not good]
     if names:
         more = ' ...' if len(names) > 3 else ''

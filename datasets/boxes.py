@@ -56,7 +56,7 @@ def from_rows(file, rows, lines, paths, columns):
         unit = 'fractions of the image' if are_fractions else 'pixels'
         print(f'Note: --csv {file}: boxes are read from {names}: {order}, in {unit}')
     files = list(dict.fromkeys(paths))
-    sizes = dict(zip(files, decoding.of_each(decoding.upright_size, files, 'sizes of images'), strict=True))
+    sizes = dict(zip(files, decoding.read_each(decoding.upright_size, files, 'sizes of images'), strict=True))
     found = []
     n_clipped = 0
     for entry, path, line in zip(entries, paths, lines, strict=True):

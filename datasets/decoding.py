@@ -131,10 +131,20 @@ def printable_path(path):
     return os.fsencode(path).decode(errors='backslashreplace')
 
 
-def refuse_folder(error):
-    """Raises UserError for a folder that os.walk cannot list, and would leave out. lost+found may be left out."""
-    if not error.filename.endswith('lost+found'):
-        raise UserError(f'{error.filename}: {error.strerror}; allow to list this folder, or move it elsewhere')
+def folders_below(folder):
+    """
+    `folder` and each folder below it, as (path, names of its files), without hidden folders and links to a folder
+    above. Raises UserError for a folder that cannot be listed, but for lost+found.
+    """
+    def refuse(error):
+        if not error.filename.endswith('lost+found'):
+            raise UserError(f'{error.filename}: {error.strerror}; allow to list this folder, or move it elsewhere')
+
+    for path, below, files in os.walk(folder, onerror=refuse, followlinks=True):
+        here = Path(path).resolve()
+        below[:] = [name for name in below
+                    if not name.startswith('.') and not here.is_relative_to(Path(path, name).resolve())]
+        yield path, files
 
 
 def upright(image):
@@ -215,7 +225,7 @@ def upright_size(path):
         return (height, width) if orientation in (5, 6, 7, 8) else (width, height)
 
 
-def of_each(read, sources, name):
+def read_each(read, sources, name):
     """[read(source)] of many images, by several threads; None for an image that is not readable. name: of the bar."""
     def result(source):
         stopping.check()

@@ -117,11 +117,8 @@ def nested(folder):
     The table of a folder of super-class folders, on one level or more, that contain class folders. The name of a class
     or super-class is its path below `folder`. Hidden folders are left out. Raises UserError if class depths differ.
     """
-    walked = []
-    for above, folders, _ in os.walk(folder, onerror=decoding.refuse_folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith('.')]
-        walked.append(Path(above))
-    table = ImageTable.from_folders({path: path.relative_to(folder).as_posix() for path in sorted(walked)})
+    folders = sorted(Path(path) for path, _ in decoding.folders_below(folder))
+    table = ImageTable.from_folders({path: path.relative_to(folder).as_posix() for path in folders})
     depths = {name.count('/'): name for name in table.classes}
     if len(depths) > 1:
         one, other, *_ = depths.values()

@@ -32,7 +32,7 @@ def report(opt, planned=()):
     rule = selection.selection_rule(opt, names)
     found = runs.collect(opt)
     if planned:
-        found = runs.of_script(found, planned, opt.script)
+        found = runs.planned_by(found, planned, opt.script)
     expected = [(dataset, group, seed) for dataset, group, seed in planned
                 if runs.is_wanted(opt, dataset, f'{group}_s{seed}')]
     grouped, notes = groups.group_runs(found, expected, opt.seeds, opt.with_unfinished)

@@ -28,7 +28,7 @@ def collect(opt):
     return kept
 
 
-def of_script(found, planned, script):
+def planned_by(found, planned, script):
     """The Runs that belong to a script. planned: (data set, group, seed) of its runs. Raises UserError for none."""
     kept = [run for run in found if (run.dataset, run.group, run.seed) in planned]
     if not kept:

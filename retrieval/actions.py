@@ -106,7 +106,7 @@ def parse(arguments):
     values = vars(parser.parse_args([run, name, *own]))
     del values['run']
     del values['action']
-    without = {*parameters.modes() - {'config'}, *parameters.of_training(), *action.without}
+    without = {*parameters.modes() - {'config'}, *parameters.training_flags(), *action.without}
     without |= set() if name == 'pictures' else {'pictures'}
     configuration.require_effect(command_line.flags_in(others), f'Evaluate_Network.py {run} {name}', without)
     opt = configuration.parse([*others, '--evaluate', run])

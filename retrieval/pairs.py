@@ -78,7 +78,7 @@ def read(file, folder):
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'pairs {file}: not readable ({error})') from None
     try:
-        rows = in_csv(file, lines, folder) if file.suffix.lower() == '.csv' else of_lfw(file, lines, folder)
+        rows = read_csv(file, lines, folder) if file.suffix.lower() == '.csv' else read_lfw(file, lines, folder)
     except csv.Error as error:
         raise UserError(f'pairs {file}: not a CSV file ({error})') from None
     if not rows:
@@ -94,7 +94,7 @@ def read(file, folder):
     return Pairs(first, second, np.array(is_same), np.array(fold, dtype=str))
 
 
-def in_csv(file, lines, folder):
+def read_csv(file, lines, folder):
     reader = csv.DictReader(lines)
     wanted = ('path_a', 'path_b', 'same', 'fold')
     rows = []
@@ -109,7 +109,7 @@ def in_csv(file, lines, folder):
     return rows
 
 
-def of_lfw(file, lines, folder):
+def read_lfw(file, lines, folder):
     """
     LFW's pairs.txt: a line with the number of folds, n pairs of each kind a fold (pairsDevTest.txt: n only), then for
     each fold n lines `name i j` and n lines `name i name j`. The images are name/name_0001.jpg.

@@ -44,12 +44,11 @@ def in_folder(folder):
     """The images in a folder and in its folders, and the other files there, both sorted, without hidden ones."""
     images = []
     others = []
-    for above, folders, files in os.walk(folder, onerror=decoding.refuse_folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith('.')]
+    for path, files in decoding.folders_below(folder):
         for name in files:
             if not name.startswith('.'):
                 known = Path(name).suffix.lower() in decoding.suffixes()
-                (images if known else others).append(os.path.join(above, name))
+                (images if known else others).append(os.path.join(path, name))
     return sorted(images), sorted(others)
 
 

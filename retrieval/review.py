@@ -40,7 +40,7 @@ def review(run, flags, out):
     require_writable(out, '--out')
     if Path(out).suffix != '.csv':
         raise UserError(f'--out {out}: give a file that ends in .csv')
-    configuration.require_effect(flags_in(flags), 'suspects', {*parameters.of_training(), *WITHOUT})
+    configuration.require_effect(flags_in(flags), 'suspects', {*parameters.training_flags(), *WITHOUT})
     opt = configuration.parse(['--evaluate', str(run), *flags])
     built = parts.restore(opt, run)
     splits = evaluation.splits_to_evaluate(opt, built.data)

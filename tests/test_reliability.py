@@ -335,7 +335,7 @@ def test_long_loops_can_be_stopped(trained, run, monkeypatch, tmp_path, patterns
     assert run(*again, '--skip_bad_images') == 130
     assert not (tmp_path / 'runs').exists()
     for stopped in (lambda: list(counting.in_threads(print, range(100))),
-                    lambda: datasets.decoding.of_each(print, [tmp_path / 'x'], ''),
+                    lambda: datasets.decoding.read_each(print, [tmp_path / 'x'], ''),
                     lambda: download.download(patterns.as_uri() + '/images/class_00/0.png', tmp_path / 'x')):
         with pytest.raises(KeyboardInterrupt):
             stopped()

@@ -234,9 +234,9 @@ class TorchCriterion(torch.nn.Module):
         """batch [B, D] embeddings, used as they are, labels [B] int64 below n_classes, on one device -> scalar."""
         batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
         with torch.autocast(batch.device.type, enabled=False):
-            return self.of_pairs(batch, labels) if 'pairs' in self.target else self.of_logits(batch, labels)
+            return self.loss_of_pairs(batch, labels) if 'pairs' in self.target else self.loss_of_logits(batch, labels)
 
-    def of_logits(self, batch, labels):
+    def loss_of_logits(self, batch, labels):
         logits = F.linear(batch, self.weights.to(batch.dtype), self.biases.to(batch.dtype))
         if self.target == 'lists':
             labels = F.pad(labels[:, None], (0, len(self.weights) - 1), value=-1)
@@ -248,7 +248,7 @@ class TorchCriterion(torch.nn.Module):
             logits = self.link(logits)
         return self.loss(logits, labels)
 
-    def of_pairs(self, batch, labels):
+    def loss_of_pairs(self, batch, labels):
         first, second = torch.triu_indices(len(batch), len(batch), offset=1, device=batch.device)
         if not len(first):
             return batch.sum() * 0

@@ -98,9 +98,10 @@ def test_a_csv_file(opt, tmp_path):
 
 
 @pytest.mark.parametrize('names', [['class_0', 'class_1'], ['birds/owl', 'cats/lynx']])
-def test_hidden_folders_are_no_classes(names, opt, tmp_path):
+def test_hidden_folders_and_links_to_a_folder_above_are_no_classes(names, opt, tmp_path):
     for name in (*names, '.ipynb_checkpoints', f'{names[0]}/.thumbs', '.trash/fish/perch'):
         write(tmp_path / 'images' / name / '0.png')
+    (tmp_path / 'images' / names[0] / 'back').symlink_to('..')
     data = select(opt, tmp_path, 'folder', split_scheme='half', test_size=0)
     assert data.train.class_names == names and len(data.train) == 2
 

@@ -162,6 +162,7 @@ def test_an_index_can_be_queried_with_its_run_elsewhere(call, index, trained, ph
 
 def test_photos_are_named_by_files_folders_and_lists(photos, tmp_path):
     (photos / '.hidden').mkdir()
+    (photos / 'class_00' / 'back').symlink_to(photos)
     for name in ('.hidden/a.png', '.b.png', 'note.md', 'C.JPG'):
         (photos / name).touch()
     images = sorted([*images_of(photos / 'class_00'), str(photos / 'class_00' / 'broken.jpg')])
