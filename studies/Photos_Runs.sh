@@ -41,7 +41,7 @@ for seed in ${SEEDS:-2 3 4}; do
         run Triplet_Semihard "${length[@]}" --loss triplet --batch_mining semihard
         run Rho_Margin_10    "${length[@]}" --loss margin --loss_margin_beta 0.6 --batch_mining rho_distance \
             --miner_rho_distance_cp 0.1
-        if [ "$seed" = 2 ]; then
+        if [ "$seed" -le 3 ]; then
             run Margin_Longer        "${longer[@]}" --loss margin --loss_margin_beta 0.6 --batch_mining distance
             run Rho_Margin_40_Longer "${longer[@]}" --loss margin --loss_margin_beta 0.6 --batch_mining rho_distance \
                 --miner_rho_distance_cp 0.4

@@ -24,7 +24,7 @@ NOT_RUN = 'not run yet'
 TOO_FEW = 'too few seeds so far'
 FIXED = ('Untrained', 'Untrained_512')                        # settings without randomness
 MAP, RECALL = 'map_at_r', 'e_recall@1'
-DENSITY = Column('train', 'rho_spectrum@2').name
+DENSITY = 'rho_spectrum@2'                                    # on the training classes
 DRAWS = 2000                                                  # samples of a bootstrap
 
 
@@ -72,11 +72,6 @@ def points(runs, metric, split='test', settings=()):
     return {setting: {seed: 100 * run.rows[-1][column] for seed, run in runs[setting].items()} for setting in settings}
 
 
-def densities(runs, settings):
-    """The spectral decay of the training embeddings of each setting, the mean over its seeds."""
-    return [np.mean([run.rows[-1][DENSITY] for run in runs[setting].values()]) for setting in settings]
-
-
 def lost_by_selection(runs, settings, metric):
     """
     {setting: {seed: points}}: the best value of a metric on the test classes over the epochs, minus the value at the
@@ -108,13 +103,13 @@ def effect(question, runs, metric, level):
         found = estimates.difference(lost, question['selection'], [], level)
         return found._replace(low=float(np.maximum(0, found.low)))
     if 'setting' in question:
-        validated = points(runs, metric, 'val')
-        chosen = max(question['setting'], key=lambda setting: estimates.mean(validated[setting]))
+        validated = estimates.means(points(runs, metric, 'val'), question['setting'])
+        chosen = question['setting'][np.argmax(validated)]
         return estimates.behind_the_best(tested, chosen, question['setting'], level, FIXED)
     if 'correlation' in question:
         names = question['correlation']
-        recalls = points(runs, RECALL)
-        return estimates.correlation(densities(runs, names), [estimates.mean(recalls[name]) for name in names], level)
+        decays = estimates.means(points(runs, DENSITY, 'train'), names)
+        return estimates.correlation(decays, estimates.means(points(runs, RECALL), names), level)
     return estimates.difference(tested, question['one'], question['other'], level, FIXED)
 
 
@@ -279,9 +274,10 @@ def draw_density(found, file):
     figure = plotting.new_figure(2 * plotting.COLUMN)
     labels = []
     for axes, (name, (runs, _)) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+        decays = points(runs, DENSITY, 'train')
         recalls = points(runs, RECALL)
-        names = sorted({*runs} - {*FIXED})
-        for setting, decay in zip(names, densities(runs, names), strict=True):
+        for setting in sorted({*runs} - {*FIXED}):
+            decay = estimates.mean(decays[setting]) / 100
             recall = estimates.mean(recalls[setting])
             axes.plot(decay, recall, 'o', color=plotting.COLOURS[0])
             labels.append(axes.annotate(setting, (decay, recall), xytext=(3, -2), textcoords='offset points',

@@ -130,6 +130,9 @@ def test_choosing_a_setting_on_validation_classes(found):
     assert estimate.mean == pytest.approx(np.mean([*tested['ProxyAnchor'].values()])
                                           - np.mean([*tested[chosen].values()]))
     assert estimate == estimates.behind_the_best(tested, chosen, names, .95, ['Untrained'])
+    best = Run([run | {'val_map_at_r': 9, 'val_e_recall@1': 9} for run in runs['MS'][4].rows])
+    more = runs | {'MS': runs['MS'] | {5: best}}
+    assert photos.effect({'setting': names}, more, 'map_at_r', .95).mean == estimate.mean
 
 
 def test_settings_are_compared_over_the_seeds_that_all_of_them_have(found):
@@ -169,6 +172,11 @@ def test_density_correlates_with_recall_in_these_rows(found):
     cells = line_of(photos.answer_table('finetuned', found['finetuned']),
                     'Does R@1 fall with spectral decay, over ten settings? (a correlation)')
     assert cells[2].startswith('-1.00 (-1.00') and cells[7] == 'negative'
+    runs, _ = found['finetuned']['birds']
+    names = [*LEVELS][1:]
+    more = runs | {'MS': runs['MS'] | {5: runs['ProxyAnchor'][4]}}
+    one, other = (photos.effect({'correlation': names}, some, 'map_at_r', .95) for some in (runs, more))
+    assert one == other
 
 
 def test_the_interval_over_test_classes(found):
