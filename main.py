@@ -39,10 +39,9 @@ def run(opt, arguments):
             parts.keep_features(opt, built)
             loader = TrainingLoader(opt, built.data.train, built.sampler)
             embedded = {}
-            is_judged_untrained = not opt.n_epochs or opt.check_untrained_accuracy
             if state.next_epoch == 0:
                 evaluated = None
-                if is_judged_untrained:
+                if not opt.n_epochs or opt.check_untrained_accuracy:
                     evaluated, embedded = evaluate(opt, built, epoch=0)
                 record(records, built, state, 0, {}, evaluated)
             for epoch in range(max(state.next_epoch, 1), opt.n_epochs + 1):
