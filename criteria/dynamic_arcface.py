@@ -25,7 +25,8 @@ FLAGS = {
 
 def dynamic_margins(class_counts, low=0.05, high=0.5, power=0.25):
     """The margin of each class [C]: linear in n^−power, `low` for the largest class and `high` for the smallest."""
-    sizes = class_counts ** -power
+    counts = class_counts.where(class_counts > 0, class_counts.max())      # a class without images is not the smallest
+    sizes = counts ** -power
     smallness = (sizes - sizes.min()) / (sizes.max() - sizes.min())
     return low + (high - low) * smallness.nan_to_num(1)                    # equal sizes: 0 / 0
 
