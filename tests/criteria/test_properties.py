@@ -37,11 +37,11 @@ def random_labels(seed):
     return torch.randint(4, (int(torch.randint(1, 13, (), generator=generator)),), generator=generator)
 
 
-def evaluate(criterion, batch, labels, autocast=None):
+def evaluate(criterion, batch, labels, autocast=None, **inputs):
     """Value and gradients; the value under autocast to a type, where one is given."""
     batch = batch.detach().requires_grad_()
     with torch.autocast(batch.device.type, dtype=autocast, enabled=autocast is not None):
-        value = cases.fast(criterion, batch, labels)
+        value = cases.fast(criterion, batch, labels, **inputs)
     return value.detach(), *cases.gradients(value, batch, criterion)
 
 
@@ -146,10 +146,11 @@ def test_losses_do_not_see_norms_if_they_normalise(loss, opt):
     labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])
     batch = random(1, len(labels), 4)
     criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
-    value, gradient, *others = evaluate(criterion, batch, labels)
+    value, gradient, *others = evaluate(criterion, batch, labels, batch_features=batch)
     if loss in NORMALISING:
         norms = torch.tensor([1e-6, 1e4, 1, 3, .1, 1e2, 1e-3], dtype=cases.F64)[:, None]
-        all_equal(evaluate(criterion, norms * batch, labels), [value, gradient / norms, *others], rtol=1e-6, atol=1e-7)
+        found = evaluate(criterion, norms * batch, labels, batch_features=batch)
+        all_equal(found, [value, gradient / norms, *others], rtol=1e-6, atol=1e-7)
     elif loss not in ('snr', 'snr_contrastive'):
         assert abs(evaluate(criterion, 1.2 * batch, labels)[0] - value) > 1e-3
 
