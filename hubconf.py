@@ -81,6 +81,11 @@ def criterion(loss, miner=None, **settings):
         about = _RUN.get(error.name, {}).get('help', 'what the file reads as opt.' + error.name)
         raise TypeError(f'criterion {loss!r}: give {error.name} ({about})') from None
     sizes = getattr(opt, 'n_classes', None), getattr(opt, 'embed_dim', None)
+    for name, n_dims in (('class_counts', 1), ('superclasses', 2)):
+        given = getattr(opt, name, None)
+        shape = [] if given is None else [*torch.as_tensor(given).shape]
+        if shape and (len(shape) != n_dims or sizes[0] not in (None, shape[0])):
+            raise ValueError(f'criterion {loss!r}: {name} of shape {shape}: expected {_RUN[name]["help"]}')
     takes = functools.partial(_take_call, loss, *sizes)
     built.register_forward_pre_hook(takes, prepend=True, with_kwargs=True)
     built.forward = types.MethodType(_zero_without_samples, built)
