@@ -18,6 +18,8 @@ DETERMINED = {'npair': [0, 0, 1, 1, 2, 2], 'angular': [0, 0, 1, 1, 2, 2], 'quadr
 AS_THEY_ARE = re.search(r'change their values, except:\n\n(.*?)\n\n', TEXT, re.DOTALL)[1].replace('antico', '')
 NORMALISING = [name for name, module in cases.PUBLISHED.items()
                if not module.REQUIRES_BATCHMINER and name not in re.findall(r'\w+', AS_THEY_ARE)]
+MINED = [loss for loss, module in criteria.CRITERIA.items()
+         if module.REQUIRES_BATCHMINER and module.ALLOWED_MINING_OPS is None]
 # Parameters and buffers with a row for each class; in hier, not of classes
 OF_CLASSES = ['weights', 'biases', 'proxies', 'centers', 'centroids', 'beta', 'superclasses', 'class_counts']
 
@@ -130,6 +132,18 @@ def test_nothing_is_nan_with_other_flags(case, opt):
                          ('zeros', [3])):
         for part in evaluate(criterion, degenerate(kind, len(labels), 0).float(), torch.tensor(labels)):
             assert part.isfinite().all(), (kind, labels)
+
+
+@pytest.mark.parametrize('case', cases.CASES, ids=cases.named)
+def test_embeddings_that_are_not_finite_show_in_the_value(case, opt):
+    """It is no number that looks as usual, and no error about indices."""
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    for miner in (None, cases.every_triple):
+        for value in (torch.nan, torch.inf):
+            batch = random(0, 6, 4)
+            batch[1, 2] = value
+            criterion, _ = cases.build(cases.flags_of(opt, *case), miner if case[0] in MINED else None)
+            assert not cases.fast(criterion, batch, labels).isfinite()
 
 
 @pytest.mark.parametrize('loss', [loss for loss, module in criteria.CRITERIA.items() if module.REQUIRES_OPTIM
