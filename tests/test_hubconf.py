@@ -252,6 +252,8 @@ def test_every_loss_of_references_takes_others(loss, settings):
         assert wanted > 0
     found(batch, labels, ref_emb=references, ref_labels=others).backward()
     assert batch.grad.isfinite().all()
+    none = found(batch, labels, ref_emb=references[:0], ref_labels=others[:0])
+    assert none == 0 and none.requires_grad
 
 
 @pytest.mark.parametrize('named, error, text', [
