@@ -57,13 +57,13 @@ def criterion(loss, miner=None, **settings):
                   one line switches losses; some need them. `lr` is the flag `loss_<loss>_lr` where there is one.
 
     Returns: a torch.nn.Module, criterion(batch, labels, indices_tuple=None, ref_emb=None, ref_labels=None) -> scalar,
-    for embeddings [B, D] and labels [B] of any integer type, on the same device or on the CPU; without a sample, 0 with
-    a graph. indices_tuple, as in pytorch-metric-learning, takes the place of what the miner of the criterion would
-    select: indices (anchors, positives, negatives), or, for pairs, (anchors, positives, anchors, negatives), each a
-    tensor, an array or a list, or what miner() returns. A loss that compares pairs of a batch with references takes
-    them as ref_emb [R, D] and ref_labels [R], in place of the batch itself. docs/extending.md lists further keywords
-    that some losses take; the others ignore these. The method `parameter_groups()` returns the optimizer groups of its
-    trained parameters, or [].
+    for embeddings [B, D] and labels [B] of any integer type, on the same device or on the CPU; without a sample or with
+    empty references, 0 with a graph. indices_tuple, as in pytorch-metric-learning, takes the place of what the miner of
+    the criterion would select: indices (anchors, positives, negatives), or, for pairs, (anchors, positives, anchors,
+    negatives), each a tensor, an array or a list, or what miner() returns. A loss that compares pairs of a batch with
+    references takes them as ref_emb [R, D] and ref_labels [R], in place of the batch itself. docs/extending.md lists
+    further keywords that some losses take; the others ignore these. The method `parameter_groups()` returns the
+    optimizer groups of its trained parameters, or [].
 
     Raises TypeError for settings that are unknown or missing, and ValueError for unknown names and wrong values; a call
     raises TypeError or ValueError for a wrong batch or wrong labels.
@@ -81,6 +81,11 @@ def criterion(loss, miner=None, **settings):
         about = _RUN.get(error.name, {}).get('help', 'what the file reads as opt.' + error.name)
         raise TypeError(f'criterion {loss!r}: give {error.name} ({about})') from None
     sizes = getattr(opt, 'n_classes', None), getattr(opt, 'embed_dim', None)
+    for name, n_dims in (('class_counts', 1), ('superclasses', 2)):
+        given = getattr(opt, name, None)
+        shape = [] if given is None else [*torch.as_tensor(given).shape]
+        if shape and (len(shape) != n_dims or sizes[0] not in (None, shape[0])):
+            raise ValueError(f'criterion {loss!r}: {name} of shape {shape}: expected {_RUN[name]["help"]}')
     takes = functools.partial(_take_call, loss, *sizes)
     built.register_forward_pre_hook(takes, prepend=True, with_kwargs=True)
     built.forward = types.MethodType(_zero_without_samples, built)
@@ -431,8 +436,9 @@ def _reference_keywords(loss, criterion, batch, given, tuples, n_classes):
 
 
 def _zero_without_samples(criterion, batch, labels, **more):
-    """The forward() of a criterion, which gives 0 with a graph for a batch without a sample."""
-    if not len(batch):
+    """The forward() of a criterion, which gives 0 with a graph for a batch without a sample or empty references."""
+    references = more.get('references')
+    if not len(batch) or references is not None and not len(references):
         return batch.sum() * 0
     return type(criterion).forward(criterion, batch=batch, labels=labels, **more)
 

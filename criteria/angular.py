@@ -17,14 +17,13 @@ REQUIRES_OPTIM = False
 FLAGS = {'alpha': {}, 'npair_ang_weight': {}, 'npair_l2': {'at_least': 0}}
 
 
-def log_terms(logits, pairs, target):
+def log_terms(logits, negatives, target):
     """
-    [B]: for each row i of the logits l [B, B], log(1 + Σ_j e^{l_ij − l_it}) over the `pairs` [B, B] j of i except its
-    `target` t [B]. It is the cross entropy of the logits.
+    [B]: for each row i of the logits l [B, B], log(1 + Σ_n e^{l_in − l_it}) over the `negatives` n [B, B] of i, where t
+    [B] is its `target`. It is the cross entropy of the logits.
     """
-    # finite: −inf would make the gradient of a row without pairs nan
-    logits = logits.masked_fill(~pairs, torch.finfo(logits.dtype).min / 2)
-    return F.cross_entropy(logits, target, reduction='none')
+    kept = negatives.scatter(1, target[:, None], True)
+    return F.cross_entropy(logits.masked_fill(~kept, -torch.inf), target, reduction='none')
 
 
 def angular_terms(batch, positives, negatives, alpha=45.0):
@@ -38,19 +37,20 @@ def angular_terms(batch, positives, negatives, alpha=45.0):
     positive = batch[target]
     logits = (4 * tangent2 * (batch + positive)) @ batch.T
     own = 2 * (1 + tangent2) * (batch * positive).sum(dim=1, keepdim=True)
-    return log_terms(logits.scatter(1, target[:, None], own), positives | negatives, target)
+    return log_terms(logits.scatter(1, target[:, None], own), negatives, target)
 
 
 def npair_terms(batch, positives, negatives):
     """[B]: log(1 + Σ_n e^{x_a·x_n − x_a·x_p}) of each anchor a; nothing is normalised."""
-    return log_terms(batch @ batch.T, positives | negatives, positives.int().argmax(dim=1))
+    return log_terms(batch @ batch.T, negatives, positives.int().argmax(dim=1))
 
 
 def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, npair_l2=0.005):
     """
     Args:
         batch:            [B, D] embeddings, not normalised; the angular part normalises them.
-        positives:        [B, B] bool, one positive per anchor (row); the rows of other samples are empty.
+        positives:        [B, B] bool, the positive of each anchor (row), or several, of which the first counts; the
+                          rows of other samples are empty.
         negatives:        [B, B] bool, the negatives of each anchor.
         alpha:            upper bound of the angle at the negative, in degrees.
         npair_ang_weight: weight of the angular loss, which is added to the N-pair loss.

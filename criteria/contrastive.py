@@ -43,10 +43,10 @@ def contrastive_loss(distances, positives, negatives, pos_margin=0.0, neg_margin
 
 def masked_mean(terms, mask, active_only):
     if mask.dtype != torch.bool:
-        counts = mask * (terms > 0) if active_only else mask
+        counts = mask * (terms != 0) if active_only else mask
         return (terms * counts).sum() / counts.sum().clamp(min=1)
     if active_only:
-        mask = mask & (terms > 0)
+        mask = mask & (terms != 0)
     return terms.where(mask, 0).sum() / mask.count_nonzero().clamp(min=1)
 
 
@@ -56,7 +56,7 @@ def distances_between(batch, references):
     batch, references = batch - centre, references - centre
     x, y = batch.pow(2).sum(dim=1, keepdim=True), references.pow(2).sum(dim=1)
     squared = x + y - 2 * batch @ references.T
-    apart = squared > 16 * torch.finfo(batch.dtype).eps * y
+    apart = ~(squared <= 16 * torch.finfo(batch.dtype).eps * y)              # NaN stays NaN
     return squared.where(apart, 1).sqrt().where(apart, 0)
 
 

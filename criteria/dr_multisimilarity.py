@@ -36,8 +36,9 @@ def mine_pairs(similarities, positives, negatives, margin=0.1):
         return positives & negatives.any(dim=1, keepdim=True), negatives & positives.any(dim=1, keepdim=True)
     hardest_negative = similarities.masked_fill(~negatives, -torch.inf).amax(dim=1, keepdim=True)
     hardest_positive = similarities.masked_fill(~positives, torch.inf).amin(dim=1, keepdim=True)
-    return (positives & (similarities - margin < hardest_negative),
-            negatives & (similarities + margin > hardest_positive))
+    # negated comparisons keep pairs whose similarity is NaN, so that the loss is NaN, too
+    return (positives & ~(similarities - margin >= hardest_negative),
+            negatives & ~(similarities + margin <= hardest_positive))
 
 
 def cosines_at_anchors(batch, hardest):

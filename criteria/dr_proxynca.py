@@ -48,7 +48,7 @@ def dr_proxynca_loss(batch, labels, proxies, gamma=0.3, scale=0.0):
         x, w = batch.square().sum(dim=1, keepdim=True), proxies.square().sum(dim=1)
         products = batch @ proxies.T
         squared = x + w - 2 * products
-        apart = squared > 8 * torch.finfo(batch.dtype).eps * (x + w)
+        apart = ~(squared <= 8 * torch.finfo(batch.dtype).eps * (x + w))       # NaN stays NaN
         distances = squared.where(apart, 1).sqrt()                              # [B, C]
         similarities = -(squared if scale else distances) * apart
         own = labels[:, None]

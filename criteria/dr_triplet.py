@@ -15,12 +15,12 @@ FLAGS = {'margin': {}, 'gamma': {'at_least': 0}}
 
 
 def squared_distances(batch):
-    """‖x_i − x_j‖² of all pairs, [B, B], and a mask [B, B]: whether it is above the rounding error of 0."""
+    """‖x_i − x_j‖² of all pairs, [B, B], and a mask [B, B]: whether it is above the rounding error of 0, or NaN."""
     batch = batch - batch.detach().mean(dim=0)           # keeps distances; smaller norms have smaller rounding errors
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
-    return squared, squared > 8 * torch.finfo(batch.dtype).eps * norms
+    return squared, ~(squared <= 8 * torch.finfo(batch.dtype).eps * norms)
 
 
 def root(squared, apart):

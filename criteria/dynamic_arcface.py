@@ -25,7 +25,8 @@ FLAGS = {
 
 def dynamic_margins(class_counts, low=0.05, high=0.5, power=0.25):
     """The margin of each class [C]: linear in n^−power, `low` for the largest class and `high` for the smallest."""
-    sizes = class_counts ** -power
+    counts = class_counts.where(class_counts > 0, class_counts.max())      # a class without images is not the smallest
+    sizes = counts ** -power
     smallness = (sizes - sizes.min()) / (sizes.max() - sizes.min())
     return low + (high - low) * smallness.nan_to_num(1)                    # equal sizes: 0 / 0
 
@@ -55,8 +56,8 @@ def dynamic_arcface_loss(batch, labels, centers, class_counts, margin_low=0.05, 
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         margins = dynamic_margins(class_counts.to(batch.dtype), margin_low, margin_high, power)[labels][:, None]
-        n_classes, n_centers, dim = centers.shape
-        cosines = F.normalize(batch, dim=1) @ F.normalize(centers.to(batch.dtype), dim=2).view(-1, dim).T
+        n_classes, n_centers = centers.shape[:2]
+        cosines = F.normalize(batch, dim=1) @ F.normalize(centers.to(batch.dtype), dim=2).flatten(0, 1).T
         cosines = cosines.view(len(batch), n_classes, n_centers).max(dim=2).values
         own = cosines.gather(1, labels[:, None])
         sine = (1 - own.square()).clamp(min=torch.finfo(batch.dtype).eps).sqrt()

@@ -34,7 +34,7 @@ def fastap_loss(batch, labels, n_bins=10, reduction='mean'):
     with torch.autocast(batch.device.type, enabled=False):
         batch = F.normalize(batch, dim=1)
         position = (1 - batch @ batch.T).clamp(0, 2) * (n_bins / 2)      # squared distance in units of the bin width
-        node = position.detach().floor().clamp(max=n_bins - 1)
+        node = position.detach().nan_to_num().floor().clamp(max=n_bins - 1)              # NaN is no index
         fraction = position - node                                       # goes to the node above; the rest to `node`
         node = node.long()
         same = labels[:, None] == labels

@@ -36,7 +36,7 @@ def histogram_loss(batch, labels, n_nodes=65):
         similarities = (batch @ batch.T)[first, second].clamp(-1, 1)
         is_positive = labels[first] == labels[second]
         position = (similarities + 1) * ((n_nodes - 1) / 2)
-        node = position.detach().long().clamp(max=n_nodes - 2)
+        node = position.detach().nan_to_num().long().clamp(max=n_nodes - 2)              # NaN is no index
         fraction = position - node                               # goes to the node above; 1 − fraction to `node`
         # float64: a float32 sum over millions of pairs loses digits; MPS has no float64
         fraction = fraction.to(batch.dtype if batch.device.type == 'mps' else torch.float64)

@@ -46,6 +46,7 @@ def ldam_loss(batch, labels, weights, class_counts, max_margin=0.5, scale=30.0, 
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         counts = class_counts.to(batch.dtype)
+        counts = counts.where(counts > 0, counts.max())            # a class without images is not the smallest
         margins = max_margin * (counts / counts.min()) ** -0.25
         if 0 < weights_beta < 1:                                   # expm1, since 1 − β^n loses its digits in float32
             importance = (1 - weights_beta) / -torch.expm1(counts * math.log(weights_beta))

@@ -22,11 +22,11 @@ def npair_loss(batch, positives, negatives, l2=0.005):
     """
     Args:
         batch:     [B, D] embeddings, not normalised.
-        positives: [B, B] bool, one positive per anchor (row); the rows of other samples are empty.
+        positives: [B, B] bool, the positives of each anchor (row), a term for each; rows of other samples are empty.
         negatives: [B, B] bool, the negatives of each anchor.
         l2:        weight of the mean norm of the embeddings.
 
-    Returns: scalar, the mean over anchors of log(1 + Σ_n e^{x_a·x_n − x_a·x_p}), plus l2 times the mean norm.
+    Returns: scalar, the mean over positive pairs of log(1 + Σ_n e^{x_a·x_n − x_a·x_p}), plus l2 times the mean norm.
 
     >>> batch = torch.tensor([[1., 0.], [0.5, 1.], [0., 1.]])
     >>> positives = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()
@@ -35,11 +35,10 @@ def npair_loss(batch, positives, negatives, l2=0.005):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        # the loss of an anchor is the cross entropy of its inner products with its pairs; the target is the positive
+        # a term is the cross entropy of the inner products with the negatives and the positive, which is the target
         anchors, target = positives.nonzero().T
-        pairs = (positives | negatives)[anchors]
-        # finite: −inf would make the gradient of a row without pairs nan
-        logits = (batch[anchors] @ batch.T).masked_fill(~pairs, torch.finfo(batch.dtype).min / 2)
+        kept = negatives[anchors].scatter(1, target[:, None], True)
+        logits = (batch[anchors] @ batch.T).masked_fill(~kept, -torch.inf)
         loss = F.cross_entropy(logits, target, reduction='sum') / max(len(anchors), 1)
         return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean()
 

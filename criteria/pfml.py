@@ -102,8 +102,8 @@ def pfml_loss(batch, labels, proxies, alpha=4.0, delta=0.2):
         raise ValueError(f'expected labels from 0 to {len(proxies) - 1}, not {labels.min()} to {labels.max()}')
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        n_classes, n_proxies, dim = proxies.shape
-        points = torch.cat([F.normalize(batch, dim=1), F.normalize(proxies.to(batch.dtype), dim=2).view(-1, dim)])
+        n_classes, n_proxies = proxies.shape[:2]
+        points = torch.cat([F.normalize(batch, dim=1), F.normalize(proxies.to(batch.dtype), dim=2).flatten(0, 1)])
         classes = torch.arange(n_classes, device=labels.device).repeat_interleave(n_proxies)
         own = classes[labels * n_proxies]                      # the labels; on a GPU, asserts that the classes exist
         return potential_energy(points, torch.cat([own, classes]), alpha, delta)

@@ -42,8 +42,8 @@ def subcenter_arcface_loss(batch, labels, centers, angular_margin=0.5, feature_s
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        n_classes, n_centers, dim = centers.shape
-        cosines = F.normalize(batch, dim=1) @ F.normalize(centers.to(batch.dtype), dim=2).view(-1, dim).T
+        n_classes, n_centers = centers.shape[:2]
+        cosines = F.normalize(batch, dim=1) @ F.normalize(centers.to(batch.dtype), dim=2).flatten(0, 1).T
         cosines = cosines.view(len(batch), n_classes, n_centers).max(dim=2).values
         own = cosines.gather(1, labels[:, None])
         sine = (1 - own.square()).clamp(min=torch.finfo(batch.dtype).eps).sqrt()

@@ -46,7 +46,8 @@ def tcm_loss(batch, labels, margin_pos=0.9, margin_neg=0.5, weight_pos=1.0, weig
         cosines = batch @ batch.T
         same = labels[:, None] == labels
         positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-        pull, push = positives & (cosines <= margin_pos), ~same & (cosines >= margin_neg)
+        pull = positives & ~(cosines > margin_pos)             # NaN stays NaN
+        push = ~same & ~(cosines < margin_neg)
         too_far = (margin_pos - cosines).where(pull, 0).sum() / pull.sum().clamp(min=1)
         too_near = (cosines - margin_neg).where(push, 0).sum() / push.sum().clamp(min=1)
         return weight_pos * too_far + weight_neg * too_near

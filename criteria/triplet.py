@@ -18,12 +18,12 @@ FLAGS = {'margin': {}, 'power': {'above': 0}, 'active_only': {}}
 
 
 def squared_distances(batch):
-    """‖x_i − x_j‖² of all pairs, [B, B], and a mask [B, B]: whether it is above the rounding error of 0."""
+    """‖x_i − x_j‖² of all pairs, [B, B], and a mask [B, B]: whether it is above the rounding error of 0, or NaN."""
     batch = batch - batch.detach().mean(dim=0)           # keeps distances; smaller norms have smaller rounding errors
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
-    return squared, squared > 8 * torch.finfo(batch.dtype).eps * norms
+    return squared, ~(squared <= 8 * torch.finfo(batch.dtype).eps * norms)
 
 
 def to_power(squared, apart, power):
@@ -42,7 +42,7 @@ def triplet_violations(batch, triplets, margin=0.2, power=2.0):
     else:
         own = batch.index_select(0, anchors)
         squared = [(own - batch.index_select(0, others)).square().sum(dim=1) for others in (positives, negatives)]
-        d_ap, d_an = [to_power(part, part > 0, power) for part in squared]
+        d_ap, d_an = [to_power(part, part != 0, power) for part in squared]
     return F.relu(d_ap - d_an + margin)
 
 

@@ -252,6 +252,8 @@ def test_every_loss_of_references_takes_others(loss, settings):
         assert wanted > 0
     found(batch, labels, ref_emb=references, ref_labels=others).backward()
     assert batch.grad.isfinite().all()
+    none = found(batch, labels, ref_emb=references[:0], ref_labels=others[:0])
+    assert none == 0 and none.requires_grad
 
 
 @pytest.mark.parametrize('named, error, text', [
@@ -388,6 +390,9 @@ def test_labels_that_are_nan_or_of_another_shape_are_refused_by_metrics_and_samp
      'unknown miner_hard; it takes margin, power, active_only, miner_distance_lower_cutoff'),
     ((['proxyanchor'], {}), TypeError, r"criterion 'proxyanchor': give n_classes \(number of classes\)"),
     ((['s2sd'], {}), TypeError, "criterion 's2sd': give n_features"),
+    ((['dynamic_arcface'], {**SIZES, 'class_counts': [16, 4, 1]}), ValueError,
+     r"criterion 'dynamic_arcface': class_counts of shape \[3\]: expected number of training images of each class"),
+    ((['happier'], {**SIZES, 'superclasses': [0, 0, 1, 1]}), ValueError, r'superclasses of shape \[4\]: expected the '),
     ((['proxyanchor'], {'margin': 'x'}), ValueError, "criterion 'proxyanchor': margin='x': expected a number$"),
     ((['npair'], {'miner': 'npair', 'negatives': 'few'}), ValueError, "negatives='few': expected all or pairs"),
     ((['recallatk'], {'k': 1}), ValueError, 'k=1: expected a list, each a whole number of at least 1'),

@@ -53,6 +53,20 @@ def test_masks_and_the_triplets_that_they_make_give_the_same(case, opt):
     assert_same(*values, batch, 1e-9)
 
 
+@pytest.mark.parametrize('loss', ['npair', 'angular'])
+def test_the_other_positives_of_an_anchor_are_not_its_negatives(loss, opt):
+    """With tuples of a miner that gives several positives; npair has a term for each, angular for the first."""
+    batch, labels = batch_of('unbalanced')
+    positives, negatives = batch_mining.all_pairs.all_pairs(labels)
+    first = positives & (positives.cumsum(dim=1) == 1)
+    counted = first if loss == 'angular' else positives
+    namespace = cases.flags_of(opt, loss, {})
+    criterion, _ = cases.build(namespace, lambda *_: (positives, negatives))
+    pairs = [[tuple(pair) for pair in mask.nonzero().tolist()] for mask in (counted, negatives)]
+    expected = getattr(references, loss)(batch, labels.tolist(), namespace, pairs)
+    assert_same(cases.fast(criterion, batch, labels), expected, batch, 1e-9)
+
+
 def test_the_counts_of_the_log(opt):
     """Where triplets are listed and where masks make them."""
     batch, labels = batch_of('unbalanced')

@@ -196,6 +196,22 @@ def test_known_numbers_of_classes_of_other_sizes():
     assert float(near) == pytest.approx(float(limit), rel=1e-6)
 
 
+@pytest.mark.parametrize('loss', ['dynamic_arcface', 'pfml', 'softtriplet', 'subcenter_arcface'])
+def test_the_centres_of_classes_may_be_a_transposed_view(loss):
+    function = getattr(criteria.CRITERIA[loss], f'{loss}_loss')
+    more = [torch.tensor([16, 4, 1])] if loss == 'dynamic_arcface' else []
+    found = function(UNIT, LABELS, CENTRES.transpose(0, 1).contiguous().transpose(0, 1), *more)
+    assert found == function(UNIT, LABELS, CENTRES, *more)
+
+
+def test_a_class_without_images_does_not_change_the_margins_of_the_others():
+    vectors = torch.cat([VECTORS, VECTORS[:1] + 1])
+    for loss, weights in ((criteria.ldam.ldam_loss, vectors),
+                          (criteria.dynamic_arcface.dynamic_arcface_loss, vectors[:, None])):
+        none, some = (loss(UNIT, LABELS, weights, torch.tensor([16, 4, 1, number])) for number in (0, 9))
+        assert none == some
+
+
 def test_the_gradient_of_contextual_is_that_of_the_authors_steps():
     """Of the first sample, (1, 0, 0); the first component, 1.089449, changes its norm only."""
     batch = UNIT.clone().requires_grad_()

@@ -18,6 +18,8 @@ DETERMINED = {'npair': [0, 0, 1, 1, 2, 2], 'angular': [0, 0, 1, 1, 2, 2], 'quadr
 AS_THEY_ARE = re.search(r'change their values, except:\n\n(.*?)\n\n', TEXT, re.DOTALL)[1].replace('antico', '')
 NORMALISING = [name for name, module in cases.PUBLISHED.items()
                if not module.REQUIRES_BATCHMINER and name not in re.findall(r'\w+', AS_THEY_ARE)]
+MINED = [loss for loss, module in criteria.CRITERIA.items()
+         if module.REQUIRES_BATCHMINER and module.ALLOWED_MINING_OPS is None]
 # Parameters and buffers with a row for each class; in hier, not of classes
 OF_CLASSES = ['weights', 'biases', 'proxies', 'centers', 'centroids', 'beta', 'superclasses', 'class_counts']
 
@@ -37,11 +39,11 @@ def random_labels(seed):
     return torch.randint(4, (int(torch.randint(1, 13, (), generator=generator)),), generator=generator)
 
 
-def evaluate(criterion, batch, labels, autocast=None):
+def evaluate(criterion, batch, labels, autocast=None, **inputs):
     """Value and gradients; the value under autocast to a type, where one is given."""
     batch = batch.detach().requires_grad_()
     with torch.autocast(batch.device.type, dtype=autocast, enabled=autocast is not None):
-        value = cases.fast(criterion, batch, labels)
+        value = cases.fast(criterion, batch, labels, **inputs)
     return value.detach(), *cases.gradients(value, batch, criterion)
 
 
@@ -132,6 +134,18 @@ def test_nothing_is_nan_with_other_flags(case, opt):
             assert part.isfinite().all(), (kind, labels)
 
 
+@pytest.mark.parametrize('case', cases.CASES, ids=cases.named)
+def test_embeddings_that_are_not_finite_show_in_the_value(case, opt):
+    """It is no number that looks as usual, and no error about indices."""
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    for miner in (None, cases.every_triple):
+        for value in (torch.nan, torch.inf):
+            batch = random(0, 6, 4)
+            batch[1, 2] = value
+            criterion, _ = cases.build(cases.flags_of(opt, *case), miner if case[0] in MINED else None)
+            assert not cases.fast(criterion, batch, labels).isfinite()
+
+
 @pytest.mark.parametrize('loss', [loss for loss, module in criteria.CRITERIA.items() if module.REQUIRES_OPTIM
                                   and loss != 'margin'])
 def test_nothing_is_nan_with_one_class_to_train_on(loss, opt):
@@ -146,10 +160,11 @@ def test_losses_do_not_see_norms_if_they_normalise(loss, opt):
     labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])
     batch = random(1, len(labels), 4)
     criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
-    value, gradient, *others = evaluate(criterion, batch, labels)
+    value, gradient, *others = evaluate(criterion, batch, labels, batch_features=batch)
     if loss in NORMALISING:
         norms = torch.tensor([1e-6, 1e4, 1, 3, .1, 1e2, 1e-3], dtype=cases.F64)[:, None]
-        all_equal(evaluate(criterion, norms * batch, labels), [value, gradient / norms, *others], rtol=1e-6, atol=1e-7)
+        found = evaluate(criterion, norms * batch, labels, batch_features=batch)
+        all_equal(found, [value, gradient / norms, *others], rtol=1e-6, atol=1e-7)
     elif loss not in ('snr', 'snr_contrastive'):
         assert abs(evaluate(criterion, 1.2 * batch, labels)[0] - value) > 1e-3
 
