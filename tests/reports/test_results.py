@@ -412,6 +412,10 @@ def test_groups_that_cannot_be_averaged(make, evaluate, tmp_path):
     make('A', 0, name='again')
     code, _, error = evaluate('--datasets', 'cub200')
     assert code == 2 and 'group A: seed 0 occurs twice' in error
+    folder = make('A', 0, name='A_s0_1')                       # as main.py names a second run
+    for first in (tmp_path / 'runs' / 'cub200' / 'A_s0', f'{tmp_path}/runs/cub200/A_s0/'):
+        out = evaluate('--datasets', 'cub200', '--exclude', first, 'again', '--rows', tmp_path / 'r.csv')[1]
+        assert f'| A | {100 * column_of(folder, "test_e_recall@1")[-1]:.1f} |' in out
     make('B', 0, finished=False, reached=1)
     assert 'no run is left for the table:\n  B_s0: unfinished: 1 of 4 epochs' in evaluate('--only', 'B')[2]
     folder = make('C', 0)
