@@ -11,16 +11,18 @@ from utilities import text_tables
 from utilities.files import require_writable, write_text
 
 FORMATS = ('latex', 'markdown', 'csv')                    # the flags, and the texts that they write
+# at the start of a row, the end of the row before it would take a bracket for a length, and swallow a star
 ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r'\#', '$': r'\$', '{': r'\{',
-           '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}'}
+           '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}', '<': '$<$', '>': '$>$', '|': '$|$',
+           '[': '{[}', '*': '{*}'}
 # widths in points, on a page of two columns (ICML)
 ONE_COLUMN = 234
 TWO_COLUMNS = 487
 LETTER = 4.6                                              # a bold letter at 8 points
 END_OF_ROW = r' \\'
 GAP = 6                                                   # between two columns of a table
-SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ ',
-         ' < ': ' $<$ ', 'Δ': r'$\Delta$', '≠': r'$\neq$', '≈': r'$\approx$'}
+SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$',
+         'Δ': r'$\Delta$', '≠': r'$\neq$', '≈': r'$\approx$'}
 
 
 @dataclass

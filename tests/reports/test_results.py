@@ -147,7 +147,7 @@ def test_single_runs_are_not_bold_beside_means(make, evaluate):
 
 def test_the_shared_table_of_several_data_sets_compiles(make, evaluate, tmp_path):
     for group, dataset in (('CUB_Margin_b06', 'cub200'), ('CARS_Margin_b06', 'cars196'),
-                           ('SOP_Margin_b06', 'online_products'), ('CUB_50%|of&{x}', 'cub200')):
+                           ('SOP_Margin_b06', 'online_products'), ('CUB_[50%]|of<&{x}*', 'cub200')):
         for seed in range(2):
             make(group, seed, dataset)
     code, out, _ = evaluate('--latex', tmp_path / 't.tex')
@@ -155,10 +155,11 @@ def test_the_shared_table_of_several_data_sets_compiles(make, evaluate, tmp_path
     rows = [line.split(' | ')[:2] for line in out.splitlines() if line.startswith('|')]
     assert code == 0 and rows == [
         ['| data set', 'method'], ['|---|---|---|---|'], ['| CARS196', 'Margin b06'], ['| CUB200-2011', 'Margin b06'],
-        ['| CUB200-2011', '50%\\|of&{x}'], ['| SOP', 'Margin b06']]
+        ['| CUB200-2011', '[50%]\\|of<&{x}*'], ['| SOP', 'Margin b06']]
     for title in ('CUB200-2011', 'CARS196', 'SOP'):
         assert f'\\multicolumn{{2}}{{c}}{{{title}}}' in latex
     assert 'Margin b06 &' in latex and latex.count('Margin b06') == 1
+    assert r'{[}50\%]$|$of$<$\&\{x\}{*} &' in latex
     compile_latex(f'\\small\n{latex}', tmp_path)
 
 
