@@ -192,6 +192,9 @@ def test_a_script_restricts_the_table_to_its_runs(make, evaluate, tmp_path):
     assert code == 0 and list(cells(out)) == ['C', 'B', 'A'] and cells(out)['C'] == ['–', '–']
     assert 'Left out:' in error and 'runs.sh, run 2: ' in error
     assert 'C on CUB200-2011: seed(s) 0 missing' in out and 'One run each, seed 0' in out and 'CARS196' not in out
+    (tmp_path / 'two.sh').write_text(''.join([*lines, 'python main.py --dataset cars196 --group B --seed 0\n']))
+    out = evaluate('--script', tmp_path / 'two.sh')[1]
+    assert list(cells_on('CUB200-2011', out)) == ['C', 'B', 'A'] and list(cells_on('CARS196', out)) == ['B']
     code, _, error = evaluate('--script', tmp_path / 'runs.sh', '--only', 'demo')
     assert code == 2 and 'of its 3 runs, such as C_s0 on cub200, none is among the 2 that were found' in error
 
