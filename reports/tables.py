@@ -29,7 +29,7 @@ SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$'
 class Cell:
     """
     mean, std: over seeds, std with n − 1; nan where there is none. n: number of seeds. of: number expected.
-    most:      the largest n of the table, whose caption names these seeds; 0 if it names none.
+    most:      the number of seeds that the caption of the table names; 0 if it names none.
     text:      'mean ± std' as printed. best: whether no other in the column is printed with a higher mean.
     facts:     further columns of --csv.
     """
@@ -64,7 +64,7 @@ def summarise(groups, scores, names, digits=1):
             cell.text = cell_text(cell, name, digits)
             table[group.method][group.test_set, name] = cell
     cells = [cell for of_method in table.values() for cell in of_method.values()]
-    most = max(cell.n for cell in cells)
+    most = scores.seed.nunique() if max(cell.n for cell in cells) > 1 else 1
     for cell in cells:
         cell.most = most
     mark_best(table, datasets, names, digits)

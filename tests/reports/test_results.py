@@ -212,6 +212,13 @@ def test_cells_with_fewer_seeds_than_others_show_their_n_also_where_a_script_has
     assert code == 0 and 'over seeds 0, 1;' in out and 'n where it is smaller' in out and 'missing' not in out
     assert '(n' not in found['A'][0] and [row['B'][0].endswith(' (n = 1)') for row in (
         found, cells_on('CARS196', out))] == [True, True]
+    make('C', 2)
+    make('C', 3)
+    (tmp_path / 'others.sh').write_text(''.join([*lines, *(
+        f'python main.py --dataset cub200 --group C --seed {seed}\n' for seed in (2, 3))]))
+    code, out, _ = evaluate('--script', tmp_path / 'others.sh', '--metrics', 'nmi')
+    assert 'over seeds 0, 1, 2, 3;' in out and all(
+        cells_on('CUB200-2011', out)[group][0].endswith(' (n = 2)') for group in 'AC')
     code, out, _ = evaluate('--script', tmp_path / 'runs.sh', '--metrics', 'nmi', '--seeds', '0', '1')
     assert code == 0 and 'B on CUB200-2011: seed(s) 1 missing' in out
 
