@@ -96,7 +96,8 @@ def plan_figures(opt, grouped, names, rule):
             on_test = Column('test', metric).name
             causes.append(on_train if on_train in shared else on_test)
         causes = [cause for cause in causes if cause in shared and cause != rule.by.name]
-        singles = [rule.by.name, *names, *chosen]
+        by = [rule.by.name] if any(rule.by.name in row for row in last) else []        # not where only val is evaluated
+        singles = [*by, *names, *chosen]
         scores, missing = selection.scores(members, list(dict.fromkeys([*matrix, *singles, *causes])), rule)
         tables_of_scores.append((scores, missing))
         title = naming.dataset(dataset)

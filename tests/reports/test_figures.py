@@ -39,6 +39,10 @@ def test_runs_that_share_no_epoch_or_no_test_metric(inspected, make, evaluate, t
     make('C', 0, without=names[:1])
     code, out, _ = evaluate(*flags, tmp_path / 'metrics', '--only', 'B', 'C')
     assert code == 0 and 'curves_test_e_recall@1' in out and 'correlations' not in out
+    make('D', 0, splits=('val',))
+    flags = ['--metrics', 'val_nmi', '--select', 'best_val', '--figures']
+    code, out, error = evaluate(*flags, tmp_path / 'val', '--only', 'D')
+    assert code == 0 and 'bars_val_nmi' in out and not error
 
 
 def test_the_correlation_is_pearsons():
