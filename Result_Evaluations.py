@@ -23,7 +23,7 @@ def build():
     source('--datasets', nargs='+', metavar='NAME', default=[], help='only the runs on these data sets')
     source('--only', nargs='+', metavar='TEXT', default=[], help='only the runs whose name contains one of these')
     source('--exclude', nargs='+', metavar='TEXT', default=[],
-           help='leave out the runs whose name or path contains one of these')
+           help="leave out runs whose name or path contains one of these; a run folder's path stands for it alone")
     source('--script', metavar='SCRIPT',
            help='only the runs of a script, such as Revisit_Runs.sh, in its order; lists runs that have no records')
     source('--seeds', nargs='+', type=command_line.COUNT, metavar='SEED', default=[],

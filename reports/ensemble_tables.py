@@ -31,10 +31,10 @@ def compare(log, folds, names):
         names: columns, such as test_map_at_r.
 
     Returns a table with a row per data set, form, column and method: the mean over seeds and half its interval's width;
-    `best`, whether no trained method has a higher mean; and for each other method the two-sided paired test against the
-    best one, on the pairs that both have: seeds (concatenated), or folds and seeds (separated). p_holm is
-    corrected over the methods of the data set, form and column. Columns in which a higher value is not better have no
-    best method. The mean of values that are not all finite is nan.
+    `best`, whether no trained method has a higher mean over several seeds, or over one if none has several; and for
+    each other method the two-sided paired test against the best one, on the pairs that both have: seeds (concatenated),
+    or folds and seeds (separated). p_holm is corrected over the methods of the data set, form and column. Columns in
+    which a higher value is not better have no best method. The mean of values that are not all finite is nan.
     """
     log = with_untrained(log)
     rows = []
@@ -70,7 +70,8 @@ def test_against_best(cells, scores, sign):
     means = {method: cell['mean'] for method, cell in cells.items() if cell['trained'] and not math.isnan(cell['mean'])}
     if len(means) < 2:
         return {}
-    best = max(means, key=lambda method: sign * means[method])
+    several = [method for method in means if cells[method]['n'] > 1]                # as tables.mark_best compares
+    best = max(several or means, key=lambda method: sign * means[method])
     tested = {best: {'best': True}}
     others = [method for method in means if method != best]
     for method in others:
@@ -135,7 +136,8 @@ def caption(comparisons, log, names):
     text = (f'{naming.dataset(log.dataset.iloc[0])}, test classes: {interval} {", ".join(map(str, seeds))}; '
             'Separated: mean over the folds' + tables.in_percent(names) + '.')
     if len(compared):
-        text += ' Bold: the best.'
+        is_mixed = {1} < {*comparisons[comparisons.trained].n}
+        text += f' Bold: the best{" mean over several seeds" * is_mixed}.'
     if n_tested:
         text += (f' {SAME}: no significant difference to it (two-sided paired t-test, Holm-corrected for {n_tested} '
                  f'comparison{"s" if n_tested > 1 else ""} a column, p > {LEVEL}); pairs: seeds '

@@ -87,7 +87,8 @@ def plan_figures(opt, grouped, names, rule):
         members = [group for group in grouped if group.test_set == dataset and group.runs]
         last = [run.rows[-1] for group in members for run in group.runs]
         shared = [name for name in last[0] if all(name in row for row in last)]
-        of_test = [name for name in shared if columns.parse(name) and columns.parse(name).split == 'test']
+        of_test = [name for name in shared if columns.parse(name) and columns.parse(name).split == 'test'
+                   and not columns.is_beside(name)]
         matrix = chosen or titles.without_second_names(of_test)
         causes = [Column('test', 'nmi').name]
         for metric in ('rho_spectrum@1', 'dists@intra_over_inter'):              # on the training classes, if known
@@ -95,7 +96,8 @@ def plan_figures(opt, grouped, names, rule):
             on_test = Column('test', metric).name
             causes.append(on_train if on_train in shared else on_test)
         causes = [cause for cause in causes if cause in shared and cause != rule.by.name]
-        singles = [rule.by.name, *names, *chosen]
+        by = [rule.by.name] if any(rule.by.name in row for row in last) else []        # not where only val is evaluated
+        singles = [*by, *names, *chosen]
         scores, missing = selection.scores(members, list(dict.fromkeys([*matrix, *singles, *causes])), rule)
         tables_of_scores.append((scores, missing))
         title = naming.dataset(dataset)

@@ -40,9 +40,9 @@ def planned_by(found, planned, script):
 
 def below(folders, exclude):
     """
-    The Runs of all run folders below the folders, and of files that --rows wrote. Runs whose path contains a text of
-    `exclude` are not read, so that broken ones can be left out. Prints the folders that are left out since their
-    config.yaml or splits.yaml is missing.
+    The Runs of all run folders below the folders, and of files that --rows wrote. Runs that is_excluded() names are not
+    read, so that broken ones can be left out. Prints the folders that are left out since their config.yaml or
+    splits.yaml is missing.
     """
     places = {}                                              # by resolved path: a run below several folders counts once
     for folder in map(Path, folders):
@@ -55,7 +55,7 @@ def below(folders, exclude):
             raise UserError(f'--runs {folder}: there is no such folder')
     runs = []
     for place in places.values():
-        if any(text in str(place) for text in exclude):
+        if is_excluded(exclude, place):
             continue
         if place.is_file():
             from reports import final_rows  # imports scipy, which other tables do not need
@@ -76,5 +76,10 @@ def is_wanted(opt, dataset, name, where=''):
 
 def is_chosen(opt, name, where=''):
     """Whether --only and --exclude leave a run in."""
-    return ((not opt.only or any(text in name for text in opt.only))
-            and not any(text in name or text in where for text in opt.exclude))
+    return (not opt.only or any(text in name for text in opt.only)) and not is_excluded(opt.exclude, where, name)
+
+
+def is_excluded(exclude, where, name=''):
+    """Whether a text of --exclude is in a run's name or path. The path of a run folder excludes no A_s0_1 with A_s0."""
+    texts = [f'{Path(text)}/' if reading.is_run_folder(Path(text)) else text for text in exclude]
+    return any(text in name or text in f'{where}/' for text in texts)

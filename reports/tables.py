@@ -11,23 +11,25 @@ from utilities import text_tables
 from utilities.files import require_writable, write_text
 
 FORMATS = ('latex', 'markdown', 'csv')                    # the flags, and the texts that they write
+# at the start of a row, the end of the row before it would take a bracket for a length, and swallow a star
 ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r'\#', '$': r'\$', '{': r'\{',
-           '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}'}
+           '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}', '<': '$<$', '>': '$>$', '|': '$|$',
+           '[': '{[}', '*': '{*}'}
 # widths in points, on a page of two columns (ICML)
 ONE_COLUMN = 234
 TWO_COLUMNS = 487
 LETTER = 4.6                                              # a bold letter at 8 points
 END_OF_ROW = r' \\'
 GAP = 6                                                   # between two columns of a table
-SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ ',
-         ' < ': ' $<$ ', 'Δ': r'$\Delta$', '≠': r'$\neq$', '≈': r'$\approx$'}
+SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$',
+         'Δ': r'$\Delta$', '≠': r'$\neq$', '≈': r'$\approx$'}
 
 
 @dataclass
 class Cell:
     """
     mean, std: over seeds, std with n − 1; nan where there is none. n: number of seeds. of: number expected.
-    most:      the largest n of the table, whose caption names these seeds; 0 if it names none.
+    most:      the number of seeds that the caption of the table names; 0 if it names none.
     text:      'mean ± std' as printed. best: whether no other in the column is printed with a higher mean.
     facts:     further columns of --csv.
     """
@@ -62,7 +64,7 @@ def summarise(groups, scores, names, digits=1):
             cell.text = cell_text(cell, name, digits)
             table[group.method][group.test_set, name] = cell
     cells = [cell for of_method in table.values() for cell in of_method.values()]
-    most = max(cell.n for cell in cells)
+    most = scores.seed.nunique() if max(cell.n for cell in cells) > 1 else 1
     for cell in cells:
         cell.most = most
     mark_best(table, datasets, names, digits)

@@ -66,6 +66,9 @@ def test_the_report_of_one_seed_one_method_and_metrics_without_a_best():
     log, folds = records({'A': {0: .3}, 'B': {0: .4}})
     text = ensemble_tables.report(log, folds, ['test_map_at_r'])['markdown']
     assert 'one seed, and so no interval' in text and '±' not in text and '**50.00**' in text and '40.00‡' in text
+    log, folds = records({'A': {0: .7}, 'B': {0: .4, 1: .5}, 'C': {0: .3, 1: .2}})
+    text = ensemble_tables.report(log, folds, ['test_map_at_r'])['markdown']
+    assert '| A | 80.00‡ (n = 1) |' in text and '| **55.00 ± 63.53** |' in text and 'Bold: the best mean over' in text
     log, folds = records({'A': {0: .3, 1: .31}})
     text = ensemble_tables.report(log, folds, ['test_map_at_r'])['markdown']
     assert '40.50 ± 6.35 |' in text and 'Bold' not in text and '†' not in text

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr
 
+from records import columns
 from reports import figures
 from tests.reports.conftest import METRICS
 
@@ -10,7 +11,8 @@ from tests.reports.conftest import METRICS
 def test_figures(inspected, make, evaluate, tmp_path):
     for group in ('A', 'B', '$$'):
         for seed in range(3):
-            make(group, seed, values={'test_mAP_c': [.1, .2, .3, .4, .5]})
+            column = [.1, .2, .3, .4, .5]
+            make(group, seed, values={name: column for name in ('test_mAP_c', *columns.beside('test_nmi'))})
     code, out, _ = evaluate('--figures', tmp_path / 'f', '--select', 'best_test', '--per_metric')
     names = {path.name for path in (tmp_path / 'f').iterdir()}
     assert code == 0 and names == {f'cub200_{name}.png' for name in (
@@ -37,6 +39,10 @@ def test_runs_that_share_no_epoch_or_no_test_metric(inspected, make, evaluate, t
     make('C', 0, without=names[:1])
     code, out, _ = evaluate(*flags, tmp_path / 'metrics', '--only', 'B', 'C')
     assert code == 0 and 'curves_test_e_recall@1' in out and 'correlations' not in out
+    make('D', 0, splits=('val',))
+    flags = ['--metrics', 'val_nmi', '--select', 'best_val', '--figures']
+    code, out, error = evaluate(*flags, tmp_path / 'val', '--only', 'D')
+    assert code == 0 and 'bars_val_nmi' in out and not error
 
 
 def test_the_correlation_is_pearsons():

@@ -147,7 +147,7 @@ def test_single_runs_are_not_bold_beside_means(make, evaluate):
 
 def test_the_shared_table_of_several_data_sets_compiles(make, evaluate, tmp_path):
     for group, dataset in (('CUB_Margin_b06', 'cub200'), ('CARS_Margin_b06', 'cars196'),
-                           ('SOP_Margin_b06', 'online_products'), ('CUB_50%|of&{x}', 'cub200')):
+                           ('SOP_Margin_b06', 'online_products'), ('CUB_[50%]|of<&{x}*', 'cub200')):
         for seed in range(2):
             make(group, seed, dataset)
     code, out, _ = evaluate('--latex', tmp_path / 't.tex')
@@ -155,10 +155,11 @@ def test_the_shared_table_of_several_data_sets_compiles(make, evaluate, tmp_path
     rows = [line.split(' | ')[:2] for line in out.splitlines() if line.startswith('|')]
     assert code == 0 and rows == [
         ['| data set', 'method'], ['|---|---|---|---|'], ['| CARS196', 'Margin b06'], ['| CUB200-2011', 'Margin b06'],
-        ['| CUB200-2011', '50%\\|of&{x}'], ['| SOP', 'Margin b06']]
+        ['| CUB200-2011', '[50%]\\|of<&{x}*'], ['| SOP', 'Margin b06']]
     for title in ('CUB200-2011', 'CARS196', 'SOP'):
         assert f'\\multicolumn{{2}}{{c}}{{{title}}}' in latex
     assert 'Margin b06 &' in latex and latex.count('Margin b06') == 1
+    assert r'{[}50\%]$|$of$<$\&\{x\}{*} &' in latex
     compile_latex(f'\\small\n{latex}', tmp_path)
 
 
@@ -191,6 +192,9 @@ def test_a_script_restricts_the_table_to_its_runs(make, evaluate, tmp_path):
     assert code == 0 and list(cells(out)) == ['C', 'B', 'A'] and cells(out)['C'] == ['–', '–']
     assert 'Left out:' in error and 'runs.sh, run 2: ' in error
     assert 'C on CUB200-2011: seed(s) 0 missing' in out and 'One run each, seed 0' in out and 'CARS196' not in out
+    (tmp_path / 'two.sh').write_text(''.join([*lines, 'python main.py --dataset cars196 --group B --seed 0\n']))
+    out = evaluate('--script', tmp_path / 'two.sh')[1]
+    assert list(cells_on('CUB200-2011', out)) == ['C', 'B', 'A'] and list(cells_on('CARS196', out)) == ['B']
     code, _, error = evaluate('--script', tmp_path / 'runs.sh', '--only', 'demo')
     assert code == 2 and 'of its 3 runs, such as C_s0 on cub200, none is among the 2 that were found' in error
 
@@ -208,6 +212,13 @@ def test_cells_with_fewer_seeds_than_others_show_their_n_also_where_a_script_has
     assert code == 0 and 'over seeds 0, 1;' in out and 'n where it is smaller' in out and 'missing' not in out
     assert '(n' not in found['A'][0] and [row['B'][0].endswith(' (n = 1)') for row in (
         found, cells_on('CARS196', out))] == [True, True]
+    make('C', 2)
+    make('C', 3)
+    (tmp_path / 'others.sh').write_text(''.join([*lines, *(
+        f'python main.py --dataset cub200 --group C --seed {seed}\n' for seed in (2, 3))]))
+    code, out, _ = evaluate('--script', tmp_path / 'others.sh', '--metrics', 'nmi')
+    assert 'over seeds 0, 1, 2, 3;' in out and all(
+        cells_on('CUB200-2011', out)[group][0].endswith(' (n = 2)') for group in 'AC')
     code, out, _ = evaluate('--script', tmp_path / 'runs.sh', '--metrics', 'nmi', '--seeds', '0', '1')
     assert code == 0 and 'B on CUB200-2011: seed(s) 1 missing' in out
 
@@ -412,6 +423,10 @@ def test_groups_that_cannot_be_averaged(make, evaluate, tmp_path):
     make('A', 0, name='again')
     code, _, error = evaluate('--datasets', 'cub200')
     assert code == 2 and 'group A: seed 0 occurs twice' in error
+    folder = make('A', 0, name='A_s0_1')                       # as main.py names a second run
+    for first in (tmp_path / 'runs' / 'cub200' / 'A_s0', f'{tmp_path}/runs/cub200/A_s0/'):
+        out = evaluate('--datasets', 'cub200', '--exclude', first, 'again', '--rows', tmp_path / 'r.csv')[1]
+        assert f'| A | {100 * column_of(folder, "test_e_recall@1")[-1]:.1f} |' in out
     make('B', 0, finished=False, reached=1)
     assert 'no run is left for the table:\n  B_s0: unfinished: 1 of 4 epochs' in evaluate('--only', 'B')[2]
     folder = make('C', 0)
