@@ -45,12 +45,18 @@ def in_folder(folder):
     images = []
     others = []
     for above, folders, files in os.walk(folder, onerror=decoding.refuse_folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith('.')]
+        folders[:] = [name for name in folders if not (name.startswith('.') or leads_back(os.path.join(above, name)))]
         for name in files:
             if not name.startswith('.'):
                 known = Path(name).suffix.lower() in decoding.suffixes()
                 (images if known else others).append(os.path.join(above, name))
     return sorted(images), sorted(others)
+
+
+def leads_back(folder):
+    """Whether a folder is a link to one that it is in: all images there would be found again, up to 40 times."""
+    above = Path(os.path.abspath(folder)).parents
+    return os.path.islink(folder) and os.path.realpath(folder) in map(os.path.realpath, above)
 
 
 def named_by(place):

@@ -164,6 +164,7 @@ def test_photos_are_named_by_files_folders_and_lists(photos, tmp_path):
     (photos / '.hidden').mkdir()
     for name in ('.hidden/a.png', '.b.png', 'note.md', 'C.JPG'):
         (photos / name).touch()
+    (photos / 'class_00' / 'photos').symlink_to(photos)                       # its images are found once all the same
     images = sorted([*images_of(photos / 'class_00'), str(photos / 'class_00' / 'broken.jpg')])
     assert find([photos / 'class_00']) == images
     assert find([photos]) == sorted([str(photos / 'C.JPG'), *images, *images_of(photos / 'class_01')])
