@@ -156,7 +156,8 @@ def test_an_index_can_be_queried_with_its_run_elsewhere(call, index, trained, ph
     shutil.copytree(trained, tmp_path / 'moved')
     store.write(index, store.read(index) | {'run': str(tmp_path / 'gone')})
     some = images_of(photos)[0]
-    assert call('query', index, some)[0] == 2
+    code, _, err = call('query', index, some)
+    assert code == 2 and f'its run is not at {tmp_path / "gone"} any more; give its path by --run' in err
     assert call('query', index, some, '--run', tmp_path / 'moved')[0] == 0
 
 
