@@ -97,6 +97,8 @@ def open_image(file, limit=None):
     except Image.DecompressionBombError as error:
         raise TooLarge(error) from None
     check_size(*image.size, limit)
+    if image.format == 'TIFF':
+        image.filename = ''                  # or Pillow maps uncompressed pixels to memory, in rows of the turned size
     return image
 
 

@@ -172,10 +172,13 @@ def located(where, folder, names, stream=None):
 
 
 def stripped(row):
-    """A row {column: text or None}; all texts but the path are stripped of blanks and in Unicode's NFC."""
+    """
+    A row {column: text or None}; all texts but the path are stripped of blanks and in Unicode's NFC, and all but path
+    and label are '' where they are MISSING: images of unknown groups are not of one group.
+    """
     texts = {name: unicodedata.normalize('NFC', text.strip()) for name, text in row.items()
              if name != 'path' and isinstance(text, str)}
-    return row | texts
+    return row | {name: '' if text in MISSING and name != 'label' else text for name, text in texts.items()}
 
 
 def check_columns(file, columns, used):

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from datasets import decoding, image_list
+from datasets import boxes, decoding, image_list
 from datasets.base import note_ignored
 from utilities.errors import UserError
 
@@ -75,6 +75,9 @@ def paths_in_csv(file, opened):
     if 'path' not in (rows.fieldnames or ()):
         raise UserError(f'{file}: expected a header with the column path, found '
                         f'{", ".join(rows.fieldnames or ["no row"])}')
+    names = {boxes.simplified(name) for name in rows.fieldnames}
+    if any(names.issuperset(layout) for layout in boxes.LAYOUTS):
+        print(f'Note: {file}: its boxes are not read: each image is taken once, and as a whole', file=sys.stderr)
     return [row['path'] for row in rows]
 
 

@@ -132,15 +132,21 @@ def test_boxes_in_fractions_of_the_image(names, are_sizes, scenes, table, opt, c
     assert torch.equal(data.train[0, 5][0], whole.train[0, 5][0])
 
 
+@pytest.mark.parametrize('mode', ['RGB', 'L'])               # Pillow reads uncompressed grey TIFF files in another way
 @pytest.mark.parametrize('suffix', ['png', 'jpg', 'tif'])
 @pytest.mark.parametrize('orientation', range(1, 9))
-def test_the_size_of_an_image_that_exif_turns(orientation, suffix, tmp_path):
+def test_an_image_that_exif_turns_and_its_size(orientation, suffix, mode, tmp_path):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
     file = tmp_path / f'a.{suffix}'
-    Image.new('RGB', (30, 20)).save(file, exif=exif)
+    image = Image.linear_gradient('L').resize((30, 20)).convert(mode)
+    image.save(file, exif=exif)
     size = (30, 20) if orientation < 5 else (20, 30)
-    assert decoding.upright_size(file) == decoding.read_upright(file).size == size
+    found = decoding.read_upright(file)
+    assert decoding.upright_size(file) == found.size == size
+    if orientation > 1:
+        image = image.transpose([0, 3, 1, 5, 4, 6, 2][orientation - 2])        # of Image.Transpose
+    assert np.abs(np.asarray(found).astype(int) - np.asarray(image)).max() <= 8 * (suffix == 'jpg')
 
 
 def test_boxes_that_reach_beyond_their_images_are_clipped(scenes, table, opt, capsys):

@@ -115,7 +115,8 @@ def test_a_csv_file_with_superclasses_of_several_levels(opt, tmp_path):
     assert data.train.superclasses == ['s0', 's0', 's1', 's1'] and data.train.levels[1] == ['all'] * 4
     assert data.train.superclass_labels.tolist() == [[0, 0], [0, 0], [1, 0], [1, 0]]
     for rows, sentence in (('0.png,a,x\n1.png,a,y', 'line 3: superclass must be .* for a it is y here and x before'),
-                           ('0.png,a,x\n1.png,b,', 'line 3: superclass must be .* for b it is empty')):
+                           ('0.png,a,x\n1.png,b,', 'line 3: superclass must be .* for b it is empty'),
+                           ('0.png,a,x\n1.png,b,NaN', 'line 3: superclass must be .* for b it is empty')):
         (tmp_path / 'list.csv').write_text(f'path,label,superclass\n{rows}')
         with pytest.raises(UserError, match=sentence):
             select(opt, tmp_path, 'folder', csv=str(tmp_path / 'list.csv'))

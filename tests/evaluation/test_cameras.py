@@ -170,6 +170,7 @@ def test_a_run_with_cameras(quick, patterns, run, tmp_path, capsys):
 
 @pytest.mark.parametrize('rows, sentence', [
     (['a,x,train,1', 'b,y,test,'], 'line 3: group must not be empty; give each image without a known group a value'),
+    (['a,x,train,nan', 'b,y,test,1'], 'line 2: group must not be empty'),
     (['a,x,test,1', 'b,x,distractor,1'], 'line 2: the label x is also given to distractors, which are of no class'),
     (['a,x,train,1', 'b,y,distractor,1'], 'there are distractors, but no test images that they could be confused with'),
 ])

@@ -156,11 +156,12 @@ def test_an_index_can_be_queried_with_its_run_elsewhere(call, index, trained, ph
     shutil.copytree(trained, tmp_path / 'moved')
     store.write(index, store.read(index) | {'run': str(tmp_path / 'gone')})
     some = images_of(photos)[0]
-    assert call('query', index, some)[0] == 2
+    code, _, err = call('query', index, some)
+    assert code == 2 and f'its run is not at {tmp_path / "gone"} any more; give its path by --run' in err
     assert call('query', index, some, '--run', tmp_path / 'moved')[0] == 0
 
 
-def test_photos_are_named_by_files_folders_and_lists(photos, tmp_path):
+def test_photos_are_named_by_files_folders_and_lists(photos, tmp_path, capsys):
     (photos / '.hidden').mkdir()
     (photos / 'class_00' / 'back').symlink_to(photos)
     for name in ('.hidden/a.png', '.b.png', 'note.md', 'C.JPG'):
@@ -172,6 +173,10 @@ def test_photos_are_named_by_files_folders_and_lists(photos, tmp_path):
     (tmp_path / 'list.txt').write_text(f'{images[0]}\n\nphotos/class_01/1.png\n')
     assert find([photos / 'list.csv', tmp_path / 'list.txt', images[1]]) == [
         str(photos / 'class_01' / '1.png'), str(photos / 'gone.png'), images[0], images[1]]
+    assert 'boxes' not in capsys.readouterr().err
+    (photos / 'list.csv').write_text('path,bbox_x,bbox_y,W,H\na.png,1,1,9,9\na.png,9,9,9,9\n')
+    assert find([photos / 'list.csv']) == [str(photos / 'a.png')]
+    assert 'its boxes are not read: each image is taken once, and as a whole' in capsys.readouterr().err
 
 
 def test_ctrl_c_keeps_what_was_embedded(call, trained, photos, tmp_path, monkeypatch):
