@@ -36,6 +36,7 @@ class State:
               criterion.queue[0]; '' is `built` itself.
     as_built: {place: {name: text that identifies the attribute's value when the run was built, by fingerprint()}}.
     constant: {(place, name): the value itself} of those with an immutable value.
+    tensors:  the places of all tensors, the same in all processes.
     changed:  (place, name) of the attributes whose values have differed from those as built. They are saved from then
               on; only plain values are compared again.
     """
@@ -57,6 +58,7 @@ class State:
                 if is_immutable and not self.is_always_saved(thing, name):
                     self.constant[place, name] = value
         self.required_grad = {place: leaf.requires_grad for place, leaf in self.leaves().items()}
+        self.tensors = [place for place, thing in self.things().items() if isinstance(thing, torch.Tensor)]
         self.changed = set()
         self.noted = set()
 
@@ -187,14 +189,19 @@ class State:
             print(f'Note: {where} {what}', file=sys.stderr)
 
     def gradients(self, leaves):
-        """The entry `gradients` of save(), in all processes. leaves: those of leaves()."""
-        exist = torch.zeros(processes.count(), len(leaves), device=self.device)
-        exist[processes.rank()] = torch.tensor([float(leaf.grad is not None) for leaf in leaves.values()])
+        """
+        The entry `gradients` of save(), in all processes. leaves: those of leaves(), which may differ, since process 0
+        alone uses the criterion.
+        """
+        exist = torch.zeros(processes.count(), len(self.tensors), device=self.device)
+        exist[processes.rank()] = torch.tensor([float(place in leaves and leaves[place].grad is not None)
+                                                for place in self.tensors])
         if processes.count() > 1:
             exchange.add_up([exist])
         found = {}
-        for (place, leaf), have in zip(leaves.items(), exist.bool().T.tolist(), strict=True):
+        for place, have in zip(self.tensors, exist.bool().T.tolist(), strict=True):
             if any(have):
+                leaf = leaves[place]
                 own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
                 found[place] = [exchange.gathered(own.reshape(1, -1), processes.count()), have]
         return found

@@ -24,7 +24,7 @@ SEMIHARD, SAMPLER = batch_mining.BATCHMINERS['semihard'].BatchMiner, datasampler
 
 
 class Loss(SOFTMAX):
-    """Its value depends on a buffer of the first call, a deque, a set, a generator, an alias and a counter."""
+    """Its value depends on a buffer of the first call, a deque, a set, a generator, an alias, a counter, a leaf."""
 
     def __init__(self, opt):
         super().__init__(opt)
@@ -33,6 +33,7 @@ class Loss(SOFTMAX):
         self.a = self.b = []
         self.generator = np.random.default_rng(1)
         self._count = 0
+        self.centre = torch.zeros(opt.embed_dim, requires_grad=True)
 
     def forward(self, batch, labels, reduction='mean', **kwargs):
         if not hasattr(self, 'mean'):
@@ -43,7 +44,8 @@ class Loss(SOFTMAX):
         self.a.append(len(self.seen))
         self._count += 1
         towards = self.mean + sum(self.queue) + self.watched.mean(dim=0) + 0.01 * (len(self.b) + self._count)
-        term = (batch * (towards + self.generator.random())).sum(dim=1).square().mean()
+        self.centre = (0.9 * self.centre.detach() + batch.detach().mean(dim=0)).requires_grad_()
+        term = ((batch - self.centre) * (towards + self.generator.random())).sum(dim=1).square().mean()
         return super().forward(batch, labels, reduction) + term
 
 
