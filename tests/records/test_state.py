@@ -333,6 +333,22 @@ def test_a_view_is_saved_without_its_base():
     assert file.tell() < 5000
 
 
+@pytest.mark.parametrize('change', [lambda grid: grid.T, lambda grid: grid[:, -3:], lambda grid: grid.T[2:, ::2],
+                                    lambda grid: grid[..., 1]])
+def test_a_tensor_or_array_keeps_its_layout(change, tmp_path):
+    """The last digit of a sum or product depends on it."""
+    one, other = Inner(), Inner()
+    state, of_other = state_of(step=one), state_of(step=other)
+    grid = torch.rand(16, 9)
+    one.rows, one.array, one.reversed = change(grid), change(grid.numpy()), change(grid.numpy()[::-1, ::-1])
+    hand_over(state, of_other, tmp_path)
+    assert other.rows.stride() == one.rows.stride() and torch.equal(other.rows, one.rows)
+    for name in ('array', 'reversed'):
+        saved, found = (getattr(part, name) for part in (one, other))
+        assert found.strides == saved.strides and np.array_equal(found, saved)
+        assert found.sum() == saved.sum()
+
+
 def test_an_object_that_no_longer_exists_is_refused_or_dropped(tmp_path):
     one, other = Part(), Inner()
     state, of_other = state_of(criterion=one, miner=Inner()), state_of(criterion=other, miner=Inner())
