@@ -249,9 +249,14 @@ class State:
                                          for name, (_, built, _) in of_object.items())
             if merging and (not fits or of_other_form) and root(place) not in fresh:
                 fresh.append(root(place))
-        things = self.stored_tensors() | self.things()
+        stored = self.stored_tensors()
+        things = stored | self.things()
         values = [value for _, of_object in of_places.values() for value, _, _ in of_object.values()]
-        reader = Reader(things, values, self.device)
+        # what was built as an alias of a weight and is saved by itself is none any more: not written into the weight
+        weights = {encoding.memory(tensor): tensor for tensor in stored.values()}
+        targets = {place: thing for place, thing in things.items()
+                   if not is_tensor(thing) or weights.get(encoding.memory(thing), thing) is thing}
+        reader = Reader(targets, values, self.device)
         parts_fresh = {*fresh}
         for place, (_, of_object) in of_places.items():
             for name, (value, built, persistent) in of_object.items() if root(place) not in parts_fresh else ():

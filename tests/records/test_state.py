@@ -188,6 +188,21 @@ def test_what_stood_apart_when_built_and_was_rebound_does_not_change_its_old_ali
     assert other.first.sum() == 0 and other.last.sum() == 2
 
 
+def test_the_old_content_of_a_weight_with_new_data_is_not_written_into_the_weight(tmp_path):
+    def make():
+        network = torch.nn.Linear(2, 2)
+        network.first, network.row = network.weight.data, network.weight.detach()[1]
+        return network
+
+    one, other = make(), make()
+    state, of_other = state_of(one, criterion=one), state_of(other, criterion=other)
+    one.weight.data = torch.nn.functional.normalize(one.weight.data)
+    other.load_state_dict(one.state_dict())
+    hand_over(state, of_other, tmp_path)
+    for name in ('weight', 'first', 'row'):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+
+
 def test_a_deleted_attribute_stays_deleted(tmp_path):
     def make():
         network = torch.nn.Linear(2, 2)
