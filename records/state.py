@@ -211,8 +211,14 @@ class State:
     def fitting(self, saved, module, state):
         """
         The state dict of a module in the form that the new module has: tensors that were registered or changed in shape
-        during training are left out or replaced by the new module's, since the `saved` attributes have them.
+        during training are left out or replaced by the new module's, since the `saved` attributes have them. Modules
+        that stand in the place of others since are put there first, so that names mean the same modules.
         """
+        things = self.things()
+        for place, (_, of_object) in saved.get('attributes', {}).items():
+            for name, (encoded, *_) in of_object.items() if place in self.objects else ():
+                if type(encoded) is tuple and encoded[0] == 'at' and is_module(things.get(encoded[1])):
+                    setattr(self.objects[place], name, things[encoded[1]])
         names = {id(part): name for name, part in module.named_modules()}
         own = module.state_dict()
         state = copy.copy(state)                              # with its _metadata

@@ -203,6 +203,22 @@ def test_the_old_content_of_a_weight_with_new_data_is_not_written_into_the_weigh
         assert torch.equal(getattr(one, name), getattr(other, name))
 
 
+def test_modules_that_have_changed_places_have_their_own_weights(tmp_path):
+    def make():
+        network = torch.nn.ModuleDict({'now': torch.nn.Linear(2, 2), 'last': torch.nn.Linear(2, 2)})
+        network.built = [network['now']]
+        return network
+
+    one, other = make(), make()
+    state, of_other = state_of(one, criterion=one), state_of(other, criterion=other)
+    one['now'], one['last'] = one['last'], one['now']
+    torch.save([one.state_dict(), state.save()], tmp_path / 'file.pt')
+    weights, saved = torch.load(tmp_path / 'file.pt', weights_only=True)
+    other.load_state_dict(of_other.fitting(saved, other, weights))
+    of_other.restore(saved)
+    assert str(other.state_dict()) == str(one.state_dict()) and other.built[0] is other['last']
+
+
 def test_a_deleted_attribute_stays_deleted(tmp_path):
     def make():
         network = torch.nn.Linear(2, 2)
