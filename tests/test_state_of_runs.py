@@ -149,6 +149,28 @@ def test_an_iterator_is_named_before_the_run_is_stopped(quick, run, tmp_path, mo
     assert found.count('Note: criterion.lines is an iterator (cycle)') == 1 and 'count what was taken' in found
 
 
+def test_a_part_inside_a_wrapper_is_called_once():
+    class Annealed:
+        margin = 0.8
+
+        def start_epoch(self, epoch):
+            self.margin /= 2
+
+    class Wrapper:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __getattr__(self, name):
+            return getattr(vars(self)['inner'], name)
+
+    class Table(dict):
+        __getattr__ = dict.__getitem__
+
+    built = main.parts.Parts(torch.nn.Linear(1, 1), None, miner=Wrapper(Annealed()), transform=Table(a=1))
+    built.call('start_epoch', 1)
+    assert built.miner.margin == 0.4
+
+
 def test_an_annealed_margin_starts_fresh_only_if_its_flag_has_changed(quick, run, tmp_path, monkeypatch, capsys):
     class Annealed(TRIPLET):
         def __init__(self, opt, batchminer):
