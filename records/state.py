@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from records import encoding
-from records.encoding import BY_STATE_DICT, PLAIN, Reader, Unsaveable, Writer, is_plain, is_tensor
+from records.encoding import BY_STATE_DICT, CODE, PLAIN, Reader, Unsaveable, Writer, is_plain, is_tensor
 from utilities import exchange, processes
 
 LEFT_OUT = {'log', 'of_step'}                     # attributes that hold nothing beyond a step
@@ -36,6 +36,7 @@ class State:
               criterion.queue[0]; '' is `built` itself.
     as_built: {place: {name: text that identifies the attribute's value when the run was built, by fingerprint()}}.
     constant: {(place, name): the value itself} of those with an immutable value.
+    code:     {(place, name): the value itself} of those that are functions or classes.
     tensors:  the places of all tensors, the same in all processes.
     changed:  (place, name) of the attributes whose values have differed from those as built. They are saved from then
               on; only plain values are compared again.
@@ -49,6 +50,7 @@ class State:
         self.objects = dict(sorted(self.objects.items(), key=lambda item: root(item[0]) not in TRAINED))
         self.as_built = {}
         self.constant = {}
+        self.code = {}
         by_memory = self.by_memory()
         for place, thing in self.objects.items():
             self.as_built[place] = {}
@@ -57,6 +59,8 @@ class State:
                 is_immutable = type(value) in PLAIN or type(value) is tuple and is_plain(value)
                 if is_immutable and not self.is_always_saved(thing, name):
                     self.constant[place, name] = value
+                if isinstance(value, CODE):
+                    self.code[place, name] = value
         self.required_grad = {place: leaf.requires_grad for place, leaf in self.leaves().items()}
         self.tensors = [place for place, thing in self.things().items() if isinstance(thing, torch.Tensor)]
         self.changed = set()
@@ -178,7 +182,10 @@ class State:
         if self.constant.get((place, name), unknown) is value:            # most of them, by far
             return False
         if self.place_of(value) is None and encoding.is_left_out(value):
-            return False                                      # such as a function, which the resumed run has, too
+            if isinstance(value, CODE) and self.code.get((place, name), value) != value:
+                self.note(joined(place, name), 'is another function than when the run was built, which no checkpoint '
+                                               'can hold; keep a number, and choose the function by it')
+            return False                                      # else the resumed run makes it, too
         if (place, name) in self.changed and type(value) not in PLAIN or self.is_always_saved(thing, name):
             return True
         return self.fingerprint(thing, name, value, by_memory) != self.as_built[place].get(name)

@@ -345,6 +345,17 @@ def test_a_file_that_is_written_and_code_are_no_state(tmp_path, capsys):
         assert state.save() == {} and capsys.readouterr().err == ''
 
 
+def test_a_function_that_takes_the_place_of_another_is_named(capsys):
+    part = Inner()
+    part.call, part.method, part.known = max, part.__init__, len
+    state = state_of(criterion=part)
+    part.call, part.method = part.known, part.__init__
+    assert state.save() != {} and capsys.readouterr().err == ''
+    part.call = sum
+    state.save()
+    assert capsys.readouterr().err.startswith('Note: criterion.call is another function than when the run was built')
+
+
 def test_a_large_attribute_is_named_once(capsys):
     part = Inner()
     state = state_of(step=part)
