@@ -177,15 +177,18 @@ def position(tensor, base):
 
 
 def opaque_fingerprint(value):
-    """A value that changes if an opaque value changes; for an iterator, it is new in each call."""
+    """
+    A value that changes if an opaque value changes, or None; for an iterator, it is new in each call. It is the same in
+    another process.
+    """
     if is_iterator(value):
         return next(uses)
     if is_left_out(value) or has_attributes(value):           # attributes are compared one by one
-        return id(value)
+        return None
     try:
         return hashlib.blake2b(pickle.dumps(value)).hexdigest()
     except Exception:                                         # pickle raises anything
-        return id(value)
+        return None
 
 
 def read(generator):

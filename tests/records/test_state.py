@@ -405,6 +405,7 @@ def test_with_changed_flags_an_attribute_with_another_value_as_built_starts_fres
     def make(margin, shape=(2,)):
         criterion, miner = Inner(), Inner()
         criterion.margin, criterion.n, miner.table, miner.n = margin, 0, torch.zeros(shape), 0
+        criterion.stages = [Inner(), len, Inner()]
         return {'criterion': criterion, 'miner': miner}
 
     one, other = make(.2), make(.3, (3,))
@@ -412,9 +413,10 @@ def test_with_changed_flags_an_attribute_with_another_value_as_built_starts_fres
     for part in one.values():
         part.n = 5
     one['criterion'].margin = .1
+    del one['criterion'].stages[0]
     one['miner'].table = torch.ones(2)
     torch.save(state.save(), tmp_path / 'state.pt')
     saved = torch.load(tmp_path / 'state.pt', weights_only=True)
     assert of_other.restore(saved, fresh=[]) == ['miner', 'criterion.margin']
     assert (other['criterion'].margin, other['criterion'].n, other['miner'].n) == (.3, 5, 0)
-    assert other['miner'].table.shape == (3,)
+    assert other['miner'].table.shape == (3,) and other['criterion'].stages[0] is len
