@@ -26,6 +26,7 @@ CONTAINERS = {kind.__name__: kind for kind in (collections.OrderedDict, collecti
                                                dict, list, tuple, set, frozenset, collections.deque)}
 BY_STATE_DICT = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+CHANGEABLE = (dict, list, set, collections.deque, torch.Tensor, np.ndarray, *GENERATORS)
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 uses = itertools.count()
 
@@ -44,7 +45,12 @@ def has_attributes(value):
     """Whether the attributes of a value may be state: an object, except those of torch, numpy and Python itself."""
     if isinstance(value, (torch.nn.Module, types.SimpleNamespace, *BY_STATE_DICT)):
         return True
-    return type(value).__module__.partition('.')[0] not in LIBRARIES and not is_left_out(value)
+    return is_own(type(value)) and not is_left_out(value)
+
+
+def is_own(kind):
+    """Whether a class is not one of torch, numpy and Python itself."""
+    return kind.__module__.partition('.')[0] not in LIBRARIES
 
 
 def is_iterator(value):

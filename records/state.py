@@ -371,6 +371,11 @@ def attributes(thing, place=''):
     left_out = LEFT_OUT.union(getattr(type(thing), 'LEFT_OUT', ()))
     state = object.__getstate__(thing) or {}                  # with __slots__: (its __dict__ or None, {slot: value})
     found = (state[0] or {}) | state[1] if isinstance(state, tuple) else state
+    # what a class has outside of __init__, such as queue = [], may be changed in place
+    of_classes = {name: value for kind in reversed(type(thing).__mro__) if encoding.is_own(kind)
+                  for name, value in vars(kind).items()
+                  if isinstance(value, encoding.CHANGEABLE) and not name.startswith('__')}
+    found = of_classes | found
     if is_module(thing):
         left_out |= OF_MODULES
         if root(place) in NETWORKS:

@@ -356,6 +356,21 @@ def test_a_function_that_takes_the_place_of_another_is_named(capsys):
     assert capsys.readouterr().err.startswith('Note: criterion.call is another function than when the run was built')
 
 
+def test_what_a_class_has_is_state_too(tmp_path):
+    def make():
+        class Part(Inner):
+            queue, table = [], {}                             # of each run's class, as in another process
+
+        return Part()
+
+    one, other = make(), make()
+    state, of_other = state_of(criterion=one), state_of(criterion=other)
+    one.queue.append(3)
+    one.table = {1: 2}
+    hand_over(state, of_other, tmp_path)
+    assert type(other).queue == [3] and other.table == {1: 2} and type(other).table == {}
+
+
 def test_a_large_attribute_is_named_once(capsys):
     part = Inner()
     state = state_of(step=part)
