@@ -22,7 +22,7 @@ from evaluation.embedding import evaluation_batches
 from flags.namespace import changed, flags_of_losses, unnoted
 from optimization import moving_average
 from records import backends, checkpoint
-from records.state import State, load_trained, reached, root
+from records.state import State, attributes, load_trained, reached, root
 from utilities import device, libraries, mined, processes
 from utilities.errors import UserError, choose
 from utilities.files import cache_folder
@@ -65,8 +65,9 @@ class Parts:
         objects = reached(self)[1]
         copies = {id(module) for thing in objects.values() if isinstance(thing, type(self.model))
                   and thing is not self.model for module in thing.modules()}
-        found = [(root(place), thing) for place, thing in objects.items()
-                 if place and id(thing) not in copies and callable(getattr(thing, name, None))]
+        # not by getattr(): a wrapper's __getattr__ may hand on the methods of the part inside it
+        found = [(root(place), thing) for place, thing in objects.items() if place and id(thing) not in copies
+                 and callable(attributes(thing).get(name, getattr(type(thing), name, None)))]
         return sorted(found, key=lambda one: (one[0] == 'step', one[0] == 'model', order.index(one[0])))
 
     def call(self, name, *arguments):

@@ -26,6 +26,7 @@ CONTAINERS = {kind.__name__: kind for kind in (collections.OrderedDict, collecti
                                                dict, list, tuple, set, frozenset, collections.deque)}
 BY_STATE_DICT = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+CHANGEABLE = (dict, list, set, collections.deque, torch.Tensor, np.ndarray, *GENERATORS)
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 uses = itertools.count()
 
@@ -44,7 +45,12 @@ def has_attributes(value):
     """Whether the attributes of a value may be state: an object, except those of torch, numpy and Python itself."""
     if isinstance(value, (torch.nn.Module, types.SimpleNamespace, *BY_STATE_DICT)):
         return True
-    return type(value).__module__.partition('.')[0] not in LIBRARIES and not is_left_out(value)
+    return is_own(type(value)) and not is_left_out(value)
+
+
+def is_own(kind):
+    """Whether a class is not one of torch, numpy and Python itself."""
+    return kind.__module__.partition('.')[0] not in LIBRARIES
 
 
 def is_iterator(value):
@@ -117,7 +123,8 @@ class Writer:
         if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
             content = torch.from_numpy(np.frombuffer(value.tobytes(), np.uint8).copy())
             dtype = np.lib.format.dtype_to_descr(value.dtype)
-            return 'array', self.numbered(value), place, [dtype, [*value.shape], content]
+            strides = [] if value.flags.c_contiguous else [[*value.strides]]
+            return 'array', self.numbered(value), place, [dtype, [*value.shape], content, *strides]
         if isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom):      # the latter has no state
             return 'generator', self.numbered(value), place, [self.encode(part) for part in read(value)]
         if self.compares:
@@ -152,9 +159,11 @@ class Writer:
         content = tensor.detach()
         if content.untyped_storage().nbytes() > content.numel() * content.element_size():
             content = content.clone()                         # a view: its base would be stored whole
+        has_gaps = content.stride() != tensor.stride() and 0 not in tensor.stride()
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         is_leaf = tensor.is_leaf and tensor.requires_grad
-        return 'tensor', number, place, [content, is_leaf, is_parameter, tensor.device.type != 'cpu']
+        return 'tensor', number, place, [content, is_leaf, is_parameter, tensor.device.type != 'cpu',
+                                         *[[*tensor.stride()]] * has_gaps]
 
 
 def position(tensor, base):
@@ -174,15 +183,18 @@ def position(tensor, base):
 
 
 def opaque_fingerprint(value):
-    """A value that changes if an opaque value changes; for an iterator, it is new in each call."""
+    """
+    A value that changes if an opaque value changes, or None; for an iterator, it is new in each call. It is the same in
+    another process.
+    """
     if is_iterator(value):
         return next(uses)
     if is_left_out(value) or has_attributes(value):           # attributes are compared one by one
-        return id(value)
+        return None
     try:
         return hashlib.blake2b(pickle.dumps(value)).hexdigest()
     except Exception:                                         # pickle raises anything
-        return id(value)
+        return None
 
 
 def read(generator):
@@ -305,9 +317,11 @@ class Reader:
         return present
 
     @torch.no_grad()
-    def tensor(self, present, content, requires_grad, is_parameter, is_on_device):
+    def tensor(self, present, content, requires_grad, is_parameter, is_on_device, stride=None):
         if is_tensor(present) and present.shape == content.shape and present.dtype == content.dtype:
             return present.copy_(content)
+        if stride:                                            # the order of a sum depends on the layout
+            content = torch.empty_strided(content.shape, stride, dtype=content.dtype).copy_(content)
         found = content.to(self.device if is_on_device else 'cpu')
         return torch.nn.Parameter(found, requires_grad) if is_parameter else found.requires_grad_(requires_grad)
 
@@ -320,9 +334,16 @@ def view(base, position):
     return base.as_strided(size, stride, base.storage_offset() + offset)
 
 
-def array(present, dtype, shape, content):
+def array(present, dtype, shape, content, strides=None):
     found = np.frombuffer(content.numpy().tobytes(), np.lib.format.descr_to_dtype(dtype)).reshape(shape)
     if isinstance(present, np.ndarray) and present.shape == found.shape and present.dtype == found.dtype:
         present[...] = found
         return present
-    return found.copy() if shape else found.copy()[()]
+    if not strides:
+        return found.copy() if shape else found.copy()[()]
+    ends = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+    first = -sum(end for end in ends if end < 0)
+    memory = np.empty(sum(map(abs, ends)) + found.itemsize, np.uint8)
+    laid_out = np.ndarray(shape, found.dtype, memory, first, strides)            # the order of a sum depends on it
+    laid_out[...] = found
+    return laid_out

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from records import encoding
-from records.encoding import BY_STATE_DICT, PLAIN, Reader, Unsaveable, Writer, is_plain, is_tensor
+from records.encoding import BY_STATE_DICT, CODE, PLAIN, Reader, Unsaveable, Writer, is_plain, is_tensor
 from utilities import exchange, processes
 
 LEFT_OUT = {'log', 'of_step'}                     # attributes that hold nothing beyond a step
@@ -36,6 +36,8 @@ class State:
               criterion.queue[0]; '' is `built` itself.
     as_built: {place: {name: text that identifies the attribute's value when the run was built, by fingerprint()}}.
     constant: {(place, name): the value itself} of those with an immutable value.
+    code:     {(place, name): the value itself} of those that are functions or classes.
+    tensors:  the places of all tensors, the same in all processes.
     changed:  (place, name) of the attributes whose values have differed from those as built. They are saved from then
               on; only plain values are compared again.
     """
@@ -48,6 +50,7 @@ class State:
         self.objects = dict(sorted(self.objects.items(), key=lambda item: root(item[0]) not in TRAINED))
         self.as_built = {}
         self.constant = {}
+        self.code = {}
         by_memory = self.by_memory()
         for place, thing in self.objects.items():
             self.as_built[place] = {}
@@ -56,7 +59,10 @@ class State:
                 is_immutable = type(value) in PLAIN or type(value) is tuple and is_plain(value)
                 if is_immutable and not self.is_always_saved(thing, name):
                     self.constant[place, name] = value
+                if isinstance(value, CODE):
+                    self.code[place, name] = value
         self.required_grad = {place: leaf.requires_grad for place, leaf in self.leaves().items()}
+        self.tensors = [place for place, thing in self.things().items() if isinstance(thing, torch.Tensor)]
         self.changed = set()
         self.noted = set()
 
@@ -176,7 +182,10 @@ class State:
         if self.constant.get((place, name), unknown) is value:            # most of them, by far
             return False
         if self.place_of(value) is None and encoding.is_left_out(value):
-            return False                                      # such as a function, which the resumed run has, too
+            if isinstance(value, CODE) and self.code.get((place, name), value) != value:
+                self.note(joined(place, name), 'is another function than when the run was built, which no checkpoint '
+                                               'can hold; keep a number, and choose the function by it')
+            return False                                      # else the resumed run makes it, too
         if (place, name) in self.changed and type(value) not in PLAIN or self.is_always_saved(thing, name):
             return True
         return self.fingerprint(thing, name, value, by_memory) != self.as_built[place].get(name)
@@ -187,14 +196,19 @@ class State:
             print(f'Note: {where} {what}', file=sys.stderr)
 
     def gradients(self, leaves):
-        """The entry `gradients` of save(), in all processes. leaves: those of leaves()."""
-        exist = torch.zeros(processes.count(), len(leaves), device=self.device)
-        exist[processes.rank()] = torch.tensor([float(leaf.grad is not None) for leaf in leaves.values()])
+        """
+        The entry `gradients` of save(), in all processes. leaves: those of leaves(), which may differ, since process 0
+        alone uses the criterion.
+        """
+        exist = torch.zeros(processes.count(), len(self.tensors), device=self.device)
+        exist[processes.rank()] = torch.tensor([float(place in leaves and leaves[place].grad is not None)
+                                                for place in self.tensors])
         if processes.count() > 1:
             exchange.add_up([exist])
         found = {}
-        for (place, leaf), have in zip(leaves.items(), exist.bool().T.tolist(), strict=True):
+        for place, have in zip(self.tensors, exist.bool().T.tolist(), strict=True):
             if any(have):
+                leaf = leaves[place]
                 own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
                 found[place] = [exchange.gathered(own.reshape(1, -1), processes.count()), have]
         return found
@@ -204,8 +218,14 @@ class State:
     def fitting(self, saved, module, state):
         """
         The state dict of a module in the form that the new module has: tensors that were registered or changed in shape
-        during training are left out or replaced by the new module's, since the `saved` attributes have them.
+        during training are left out or replaced by the new module's, since the `saved` attributes have them. Modules
+        that stand in the place of others since are put there first, so that names mean the same modules.
         """
+        things = self.things()
+        for place, (_, of_object) in saved.get('attributes', {}).items():
+            for name, (encoded, *_) in of_object.items() if place in self.objects else ():
+                if type(encoded) is tuple and encoded[0] == 'at' and is_module(things.get(encoded[1])):
+                    setattr(self.objects[place], name, things[encoded[1]])
         names = {id(part): name for name, part in module.named_modules()}
         own = module.state_dict()
         state = copy.copy(state)                              # with its _metadata
@@ -242,9 +262,14 @@ class State:
                                          for name, (_, built, _) in of_object.items())
             if merging and (not fits or of_other_form) and root(place) not in fresh:
                 fresh.append(root(place))
-        things = self.stored_tensors() | self.things()
+        stored = self.stored_tensors()
+        things = stored | self.things()
         values = [value for _, of_object in of_places.values() for value, _, _ in of_object.values()]
-        reader = Reader(things, values, self.device)
+        # what was built as an alias of a weight and is saved by itself is none any more: not written into the weight
+        weights = {encoding.memory(tensor): tensor for tensor in stored.values()}
+        targets = {place: thing for place, thing in things.items()
+                   if not is_tensor(thing) or weights.get(encoding.memory(thing), thing) is thing}
+        reader = Reader(targets, values, self.device)
         parts_fresh = {*fresh}
         for place, (_, of_object) in of_places.items():
             for name, (value, built, persistent) in of_object.items() if root(place) not in parts_fresh else ():
@@ -346,6 +371,11 @@ def attributes(thing, place=''):
     left_out = LEFT_OUT.union(getattr(type(thing), 'LEFT_OUT', ()))
     state = object.__getstate__(thing) or {}                  # with __slots__: (its __dict__ or None, {slot: value})
     found = (state[0] or {}) | state[1] if isinstance(state, tuple) else state
+    # what a class has outside of __init__, such as queue = [], may be changed in place
+    of_classes = {name: value for kind in reversed(type(thing).__mro__) if encoding.is_own(kind)
+                  for name, value in vars(kind).items()
+                  if isinstance(value, encoding.CHANGEABLE) and not name.startswith('__')}
+    found = of_classes | found
     if is_module(thing):
         left_out |= OF_MODULES
         if root(place) in NETWORKS:

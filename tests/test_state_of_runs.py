@@ -24,7 +24,7 @@ SEMIHARD, SAMPLER = batch_mining.BATCHMINERS['semihard'].BatchMiner, datasampler
 
 
 class Loss(SOFTMAX):
-    """Its value depends on a buffer of the first call, a deque, a set, a generator, an alias and a counter."""
+    """Its value depends on a buffer of the first call, a deque, a set, a generator, an alias, a counter, a leaf."""
 
     def __init__(self, opt):
         super().__init__(opt)
@@ -33,6 +33,7 @@ class Loss(SOFTMAX):
         self.a = self.b = []
         self.generator = np.random.default_rng(1)
         self._count = 0
+        self.centre = torch.zeros(opt.embed_dim, requires_grad=True)
 
     def forward(self, batch, labels, reduction='mean', **kwargs):
         if not hasattr(self, 'mean'):
@@ -43,7 +44,8 @@ class Loss(SOFTMAX):
         self.a.append(len(self.seen))
         self._count += 1
         towards = self.mean + sum(self.queue) + self.watched.mean(dim=0) + 0.01 * (len(self.b) + self._count)
-        term = (batch * (towards + self.generator.random())).sum(dim=1).square().mean()
+        self.centre = (0.9 * self.centre.detach() + batch.detach().mean(dim=0)).requires_grad_()
+        term = ((batch - self.centre) * (towards + self.generator.random())).sum(dim=1).square().mean()
         return super().forward(batch, labels, reduction) + term
 
 
@@ -145,6 +147,28 @@ def test_an_iterator_is_named_before_the_run_is_stopped(quick, run, tmp_path, mo
     assert run(*quick, *FEW, '--loss', 'triplet', '--batch_mining', 'semihard', '--n_epochs', '2') == 0
     found = capsys.readouterr().err
     assert found.count('Note: criterion.lines is an iterator (cycle)') == 1 and 'count what was taken' in found
+
+
+def test_a_part_inside_a_wrapper_is_called_once():
+    class Annealed:
+        margin = 0.8
+
+        def start_epoch(self, epoch):
+            self.margin /= 2
+
+    class Wrapper:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __getattr__(self, name):
+            return getattr(vars(self)['inner'], name)
+
+    class Table(dict):
+        __getattr__ = dict.__getitem__
+
+    built = main.parts.Parts(torch.nn.Linear(1, 1), None, miner=Wrapper(Annealed()), transform=Table(a=1))
+    built.call('start_epoch', 1)
+    assert built.miner.margin == 0.4
 
 
 def test_an_annealed_margin_starts_fresh_only_if_its_flag_has_changed(quick, run, tmp_path, monkeypatch, capsys):

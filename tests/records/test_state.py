@@ -188,6 +188,37 @@ def test_what_stood_apart_when_built_and_was_rebound_does_not_change_its_old_ali
     assert other.first.sum() == 0 and other.last.sum() == 2
 
 
+def test_the_old_content_of_a_weight_with_new_data_is_not_written_into_the_weight(tmp_path):
+    def make():
+        network = torch.nn.Linear(2, 2)
+        network.first, network.row = network.weight.data, network.weight.detach()[1]
+        return network
+
+    one, other = make(), make()
+    state, of_other = state_of(one, criterion=one), state_of(other, criterion=other)
+    one.weight.data = torch.nn.functional.normalize(one.weight.data)
+    other.load_state_dict(one.state_dict())
+    hand_over(state, of_other, tmp_path)
+    for name in ('weight', 'first', 'row'):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+
+
+def test_modules_that_have_changed_places_have_their_own_weights(tmp_path):
+    def make():
+        network = torch.nn.ModuleDict({'now': torch.nn.Linear(2, 2), 'last': torch.nn.Linear(2, 2)})
+        network.built = [network['now']]
+        return network
+
+    one, other = make(), make()
+    state, of_other = state_of(one, criterion=one), state_of(other, criterion=other)
+    one['now'], one['last'] = one['last'], one['now']
+    torch.save([one.state_dict(), state.save()], tmp_path / 'file.pt')
+    weights, saved = torch.load(tmp_path / 'file.pt', weights_only=True)
+    other.load_state_dict(of_other.fitting(saved, other, weights))
+    of_other.restore(saved)
+    assert str(other.state_dict()) == str(one.state_dict()) and other.built[0] is other['last']
+
+
 def test_a_deleted_attribute_stays_deleted(tmp_path):
     def make():
         network = torch.nn.Linear(2, 2)
@@ -314,6 +345,32 @@ def test_a_file_that_is_written_and_code_are_no_state(tmp_path, capsys):
         assert state.save() == {} and capsys.readouterr().err == ''
 
 
+def test_a_function_that_takes_the_place_of_another_is_named(capsys):
+    part = Inner()
+    part.call, part.method, part.known = max, part.__init__, len
+    state = state_of(criterion=part)
+    part.call, part.method = part.known, part.__init__
+    assert state.save() != {} and capsys.readouterr().err == ''
+    part.call = sum
+    state.save()
+    assert capsys.readouterr().err.startswith('Note: criterion.call is another function than when the run was built')
+
+
+def test_what_a_class_has_is_state_too(tmp_path):
+    def make():
+        class Part(Inner):
+            queue, table = [], {}                             # of each run's class, as in another process
+
+        return Part()
+
+    one, other = make(), make()
+    state, of_other = state_of(criterion=one), state_of(criterion=other)
+    one.queue.append(3)
+    one.table = {1: 2}
+    hand_over(state, of_other, tmp_path)
+    assert type(other).queue == [3] and other.table == {1: 2} and type(other).table == {}
+
+
 def test_a_large_attribute_is_named_once(capsys):
     part = Inner()
     state = state_of(step=part)
@@ -333,6 +390,22 @@ def test_a_view_is_saved_without_its_base():
     assert file.tell() < 5000
 
 
+@pytest.mark.parametrize('change', [lambda grid: grid.T, lambda grid: grid[:, -3:], lambda grid: grid.T[2:, ::2],
+                                    lambda grid: grid[..., 1]])
+def test_a_tensor_or_array_keeps_its_layout(change, tmp_path):
+    """The last digit of a sum or product depends on it."""
+    one, other = Inner(), Inner()
+    state, of_other = state_of(step=one), state_of(step=other)
+    grid = torch.rand(16, 9)
+    one.rows, one.array, one.reversed = change(grid), change(grid.numpy()), change(grid.numpy()[::-1, ::-1])
+    hand_over(state, of_other, tmp_path)
+    assert other.rows.stride() == one.rows.stride() and torch.equal(other.rows, one.rows)
+    for name in ('array', 'reversed'):
+        saved, found = (getattr(part, name) for part in (one, other))
+        assert found.strides == saved.strides and np.array_equal(found, saved)
+        assert found.sum() == saved.sum()
+
+
 def test_an_object_that_no_longer_exists_is_refused_or_dropped(tmp_path):
     one, other = Part(), Inner()
     state, of_other = state_of(criterion=one, miner=Inner()), state_of(criterion=other, miner=Inner())
@@ -347,6 +420,7 @@ def test_with_changed_flags_an_attribute_with_another_value_as_built_starts_fres
     def make(margin, shape=(2,)):
         criterion, miner = Inner(), Inner()
         criterion.margin, criterion.n, miner.table, miner.n = margin, 0, torch.zeros(shape), 0
+        criterion.stages = [Inner(), len, Inner()]
         return {'criterion': criterion, 'miner': miner}
 
     one, other = make(.2), make(.3, (3,))
@@ -354,9 +428,10 @@ def test_with_changed_flags_an_attribute_with_another_value_as_built_starts_fres
     for part in one.values():
         part.n = 5
     one['criterion'].margin = .1
+    del one['criterion'].stages[0]
     one['miner'].table = torch.ones(2)
     torch.save(state.save(), tmp_path / 'state.pt')
     saved = torch.load(tmp_path / 'state.pt', weights_only=True)
     assert of_other.restore(saved, fresh=[]) == ['miner', 'criterion.margin']
     assert (other['criterion'].margin, other['criterion'].n, other['miner'].n) == (.3, 5, 0)
-    assert other['miner'].table.shape == (3,)
+    assert other['miner'].table.shape == (3,) and other['criterion'].stages[0] is len
