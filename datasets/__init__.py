@@ -62,7 +62,7 @@ def select(opt, input_size):
     missing = [] if opt.skip_bad_images else [path for path in table.paths if not os.path.isfile(path)]
     if missing:
         raise UserError(f'{opt.dataset}: {len(missing)} of {len(table.paths)} listed images are missing, the first: '
-                        f'{missing[0]}')
+                        f'{missing[0]}; --skip_bad_images leaves them out')
     training, evaluation = pipelines(opt, input_size)
     if opt.skip_bad_images:
         table = without_bad_images(table)

@@ -195,7 +195,8 @@ def test_a_source_path_longer_than_a_name_can_be(opt, tmp_path):
 def test_listed_images_that_are_missing(opt, tmp_path):
     write(tmp_path / 'a.png')
     (tmp_path / 'list.csv').write_text(f'path,label\na.png,x\nb.png,y\n{"k" * 300}.png,y')     # no file system takes it
-    with pytest.raises(UserError, match=f'2 of 3 listed images are missing, the first: {tmp_path / "b.png"}'):
+    sentence = f'2 of 3 listed images are missing, the first: {tmp_path / "b.png"}; --skip_bad_images leaves them out'
+    with pytest.raises(UserError, match=sentence):
         select(opt, tmp_path, 'folder', csv=str(tmp_path / 'list.csv'))
 
 
