@@ -38,11 +38,14 @@ def triplet_violations(batch, triplets, margin=0.2, power=2.0):
     anchors, positives, negatives = triplets.T
     if len(triplets) > 4 * len(batch):
         distances = to_power(*squared_distances(batch), power)     # 12 times as fast for all triplets of 112 samples
-        d_ap, d_an = distances[anchors, positives], distances[anchors, negatives]
+        d_ap = distances[anchors, positives]
+        d_an = distances[anchors, negatives]
     else:
         own = batch.index_select(0, anchors)
-        squared = [(own - batch.index_select(0, others)).square().sum(dim=1) for others in (positives, negatives)]
-        d_ap, d_an = [to_power(part, part != 0, power) for part in squared]
+        squared_ap = (own - batch.index_select(0, positives)).square().sum(dim=1)
+        squared_an = (own - batch.index_select(0, negatives)).square().sum(dim=1)
+        d_ap = to_power(squared_ap, squared_ap != 0, power)
+        d_an = to_power(squared_an, squared_an != 0, power)
     return F.relu(d_ap - d_an + margin)
 
 

@@ -21,17 +21,26 @@ def columns_of(file, columns):
     The four columns of a CSV file that contain boxes, by one of LAYOUTS; [] if there are none. Raises UserError if some
     of four columns are missing, and for boxes that are given in one column or by their centres.
     """
+    found = columns_among(columns)
+    if found:
+        return found
+    present = {*map(simplified, columns)}
+    if LISTS & present or len(CENTRES & present) > 1:
+        raise UserError(f'--csv {file}: boxes are not read from one column, nor by their centres; write the columns '
+                        f'{",".join(COLUMNS)}, or x,y,width,height')
+    for names, are_sizes in LAYOUTS.items():
+        missing = [name for name in names if name not in present]
+        if len(missing) < 3 and not are_sizes:
+            raise UserError(f'--csv {file}: a box needs the columns {",".join(names)}; missing: {",".join(missing)}')
+    return []
+
+
+def columns_among(columns):
+    """The four of these columns that contain boxes, by one of LAYOUTS; [] if there are none."""
     named = {simplified(name): name for name in reversed(columns)}            # the first of two names counts
     for names in LAYOUTS:
         if named.keys() >= {*names}:
             return [named[name] for name in names]
-    if LISTS & named.keys() or len(CENTRES & named.keys()) > 1:
-        raise UserError(f'--csv {file}: boxes are not read from one column, nor by their centres; write the columns '
-                        f'{",".join(COLUMNS)}, or x,y,width,height')
-    for names, are_sizes in LAYOUTS.items():
-        missing = [name for name in names if name not in named]
-        if len(missing) < 3 and not are_sizes:
-            raise UserError(f'--csv {file}: a box needs the columns {",".join(names)}; missing: {",".join(missing)}')
     return []
 
 

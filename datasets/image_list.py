@@ -178,7 +178,8 @@ def stripped(row):
     """
     texts = {name: unicodedata.normalize('NFC', text.strip()) for name, text in row.items()
              if name != 'path' and isinstance(text, str)}
-    return row | {name: '' if text in MISSING and name != 'label' else text for name, text in texts.items()}
+    missing = {name: '' for name, text in texts.items() if text in MISSING and name != 'label'}
+    return row | texts | missing
 
 
 def check_columns(file, columns, used):

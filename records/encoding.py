@@ -123,8 +123,10 @@ class Writer:
         if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
             content = torch.from_numpy(np.frombuffer(value.tobytes(), np.uint8).copy())
             dtype = np.lib.format.dtype_to_descr(value.dtype)
-            strides = [] if value.flags.c_contiguous else [[*value.strides]]
-            return 'array', self.numbered(value), place, [dtype, [*value.shape], content, *strides]
+            encoded = [dtype, [*value.shape], content]
+            if not value.flags.c_contiguous:
+                encoded.append([*value.strides])
+            return 'array', self.numbered(value), place, encoded
         if isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom):      # the latter has no state
             return 'generator', self.numbered(value), place, [self.encode(part) for part in read(value)]
         if self.compares:
@@ -162,8 +164,10 @@ class Writer:
         has_gaps = content.stride() != tensor.stride() and 0 not in tensor.stride()
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         is_leaf = tensor.is_leaf and tensor.requires_grad
-        return 'tensor', number, place, [content, is_leaf, is_parameter, tensor.device.type != 'cpu',
-                                         *[[*tensor.stride()]] * has_gaps]
+        encoded = [content, is_leaf, is_parameter, tensor.device.type != 'cpu']
+        if has_gaps:
+            encoded.append([*tensor.stride()])
+        return 'tensor', number, place, encoded
 
 
 def position(tensor, base):

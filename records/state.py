@@ -35,8 +35,7 @@ class State:
     objects:  {place: object} of all objects whose attributes may be state. A place is a Python expression, such as
               criterion.queue[0]; '' is `built` itself.
     as_built: {place: {name: text that identifies the attribute's value when the run was built, by fingerprint()}}.
-    constant: {(place, name): the value itself} of those with an immutable value.
-    code:     {(place, name): the value itself} of those that are functions or classes.
+    constant: {(place, name): the value itself} of those with an immutable value, and of functions and classes.
     tensors:  the places of all tensors, the same in all processes.
     changed:  (place, name) of the attributes whose values have differed from those as built. They are saved from then
               on; only plain values are compared again.
@@ -50,17 +49,15 @@ class State:
         self.objects = dict(sorted(self.objects.items(), key=lambda item: root(item[0]) not in TRAINED))
         self.as_built = {}
         self.constant = {}
-        self.code = {}
         by_memory = self.by_memory()
         for place, thing in self.objects.items():
             self.as_built[place] = {}
             for name, value in attributes(thing, place).items():
                 self.as_built[place][name] = self.fingerprint(thing, name, value, by_memory)
-                is_immutable = type(value) in PLAIN or type(value) is tuple and is_plain(value)
-                if is_immutable and not self.is_always_saved(thing, name):
+                is_plain_tuple = type(value) is tuple and is_plain(value)
+                is_constant = type(value) in PLAIN or is_plain_tuple or isinstance(value, CODE)
+                if is_constant and not self.is_always_saved(thing, name):
                     self.constant[place, name] = value
-                if isinstance(value, CODE):
-                    self.code[place, name] = value
         self.required_grad = {place: leaf.requires_grad for place, leaf in self.leaves().items()}
         self.tensors = [place for place, thing in self.things().items() if isinstance(thing, torch.Tensor)]
         self.changed = set()
@@ -179,10 +176,11 @@ class State:
 
     def has_changed(self, place, thing, name, value, by_memory):
         unknown = self                                        # no attribute is the State; None could be one
-        if self.constant.get((place, name), unknown) is value:            # most of them, by far
+        before = self.constant.get((place, name), unknown)
+        if before is value:                                   # most of them, by far
             return False
         if self.place_of(value) is None and encoding.is_left_out(value):
-            if isinstance(value, CODE) and self.code.get((place, name), value) != value:
+            if isinstance(value, CODE) and isinstance(before, CODE) and before != value:
                 self.note(joined(place, name), 'is another function than when the run was built, which no checkpoint '
                                                'can hold; keep a number, and choose the function by it')
             return False                                      # else the resumed run makes it, too
@@ -265,7 +263,7 @@ class State:
         stored = self.stored_tensors()
         things = stored | self.things()
         values = [value for _, of_object in of_places.values() for value, _, _ in of_object.values()]
-        # what was built as an alias of a weight and is saved by itself is none any more: not written into the weight
+        # an alias of a weight that is saved by itself is none any more: its value is not written into the weight
         weights = {encoding.memory(tensor): tensor for tensor in stored.values()}
         targets = {place: thing for place, thing in things.items()
                    if not is_tensor(thing) or weights.get(encoding.memory(thing), thing) is thing}
@@ -371,7 +369,7 @@ def attributes(thing, place=''):
     left_out = LEFT_OUT.union(getattr(type(thing), 'LEFT_OUT', ()))
     state = object.__getstate__(thing) or {}                  # with __slots__: (its __dict__ or None, {slot: value})
     found = (state[0] or {}) | state[1] if isinstance(state, tuple) else state
-    # what a class has outside of __init__, such as queue = [], may be changed in place
+    # attributes of the class itself, such as queue = [] outside of __init__, may be changed in place
     of_classes = {name: value for kind in reversed(type(thing).__mro__) if encoding.is_own(kind)
                   for name, value in vars(kind).items()
                   if isinstance(value, encoding.CHANGEABLE) and not name.startswith('__')}

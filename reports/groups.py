@@ -71,8 +71,9 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
             notes.append(f'{group.name} on {naming.dataset(group.test_set)}: seed(s) '
                          f'{", ".join(map(str, group.missing))} missing')
     if planned:
-        order = [name for _, name in planned]                     # a name counts from its first place, on any data set
-        groups.sort(key=lambda group: order.index(group.name) if group.name in order else len(order))
+        names = dict.fromkeys(name for _, name in planned)        # a group counts once, at its first place
+        order = {name: index for index, name in enumerate(names)}
+        groups.sort(key=lambda group: order.get(group.name, len(order)))
     else:
         groups.sort(key=lambda group: (group.test_set, group.name.casefold()))
     return groups, notes + notes_on_data

@@ -96,8 +96,9 @@ def plan_figures(opt, grouped, names, rule):
             on_test = Column('test', metric).name
             causes.append(on_train if on_train in shared else on_test)
         causes = [cause for cause in causes if cause in shared and cause != rule.by.name]
-        by = [rule.by.name] if any(rule.by.name in row for row in last) else []        # not where only val is evaluated
-        singles = [*by, *names, *chosen]
+        singles = [*names, *chosen]
+        if any(rule.by.name in row for row in last):              # not where only validation classes are evaluated
+            singles = [rule.by.name, *singles]
         scores, missing = selection.scores(members, list(dict.fromkeys([*matrix, *singles, *causes])), rule)
         tables_of_scores.append((scores, missing))
         title = naming.dataset(dataset)

@@ -1,7 +1,6 @@
 """An index of photos: the embeddings of a trained network, and the search in them."""
 import functools
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +72,7 @@ class Index:
         The (network, transform) that made the index, as loading.load returns them. run: the path of the run folder, if
         it was moved. Raises UserError if its weights or settings have changed since then.
         """
-        if not run and not os.path.exists(self.run):
+        if not run and not Path(self.run).exists():
             raise UserError(f'{self.folder}: its run is not at {self.run} any more; give its path by --run')
         network, transform = load(run or self.run, device)
         self.require(network)

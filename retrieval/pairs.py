@@ -77,8 +77,9 @@ def read(file, folder):
         lines = file.read_text(encoding='utf-8-sig').splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'pairs {file}: not readable ({error})') from None
+    read_rows = read_csv if file.suffix.lower() == '.csv' else read_lfw
     try:
-        rows = read_csv(file, lines, folder) if file.suffix.lower() == '.csv' else read_lfw(file, lines, folder)
+        rows = read_rows(file, lines, folder)
     except csv.Error as error:
         raise UserError(f'pairs {file}: not a CSV file ({error})') from None
     if not rows:

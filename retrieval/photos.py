@@ -75,8 +75,7 @@ def paths_in_csv(file, opened):
     if 'path' not in (rows.fieldnames or ()):
         raise UserError(f'{file}: expected a header with the column path, found '
                         f'{", ".join(rows.fieldnames or ["no row"])}')
-    names = {boxes.simplified(name) for name in rows.fieldnames}
-    if any(names.issuperset(layout) for layout in boxes.LAYOUTS):
+    if boxes.columns_among(rows.fieldnames):
         print(f'Note: {file}: its boxes are not read: each image is taken once, and as a whole', file=sys.stderr)
     return [row['path'] for row in rows]
 

@@ -234,7 +234,9 @@ class TorchCriterion(torch.nn.Module):
         """batch [B, D] embeddings, used as they are, labels [B] int64 below n_classes, on one device -> scalar."""
         batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
         with torch.autocast(batch.device.type, enabled=False):
-            return self.loss_of_pairs(batch, labels) if 'pairs' in self.target else self.loss_of_logits(batch, labels)
+            if 'pairs' in self.target:
+                return self.loss_of_pairs(batch, labels)
+            return self.loss_of_logits(batch, labels)
 
     def loss_of_logits(self, batch, labels):
         logits = F.linear(batch, self.weights.to(batch.dtype), self.biases.to(batch.dtype))
