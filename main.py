@@ -59,7 +59,7 @@ def begin(opt, arguments):
     """The parts of a run, and the Checkpoint in its folder."""
     settings = configuration.recorded_settings(opt)          # before the parts are built, which add to opt
     built = parts.build(opt)
-    settings |= {name: vars(opt)[name] for name in datasampler.BATCH}          # may have been chosen just now
+    settings |= {name: vars(opt)[name] for name in datasampler.BATCH}          # they may have been chosen just now
     if opt.reproduce:
         changed = run_folder.changed_data(run_folder.read(opt.reproduce), built.data.description)
         if changed:
@@ -99,7 +99,7 @@ def explained_stop(opt, state):
         with processes.ending_together(), errors.explained(), errors.undeclared_flags():
             yield
     except KeyboardInterrupt:
-        if state.folder.exists():                            # else another process has removed it
+        if state.folder.exists():                            # otherwise another process has removed it
             print(f'\nStopped. To continue: python main.py --resume {state.folder}')
         raise
     except UserError:

@@ -53,7 +53,7 @@ class Parts:
 
     offered: dict = field(default_factory=dict)
 
-    LEFT_OUT = ('data', 'offered', 'teacher')                     # not saved; `ema` and `step` have the teacher, too
+    LEFT_OUT = ('data', 'offered', 'teacher')        # parts without saved state; `ema` and `step` have the teacher, too
 
     def offering(self, name):
         """
@@ -65,7 +65,7 @@ class Parts:
         objects = reached(self)[1]
         copies = {id(module) for thing in objects.values() if isinstance(thing, type(self.model))
                   and thing is not self.model for module in thing.modules()}
-        # not by getattr(): a wrapper's __getattr__ may hand on the methods of the part inside it
+        # getattr() would not do: a wrapper's __getattr__ may hand on the methods of the part inside it
         found = [(root(place), thing) for place, thing in objects.items() if place and id(thing) not in copies
                  and callable(attributes(thing).get(name, getattr(type(thing), name, None)))]
         return sorted(found, key=lambda one: (one[0] == 'step', one[0] == 'model', order.index(one[0])))
@@ -140,7 +140,7 @@ def build(opt):
     parts.miner = batch_mining.select(opt, criteria.takes_miner)
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
     check_pairs(unnoted(opt), parts.criterion)
-    # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
+    # any batch size is allowed with --n_epochs 0, since no batch is sampled
     drawn = opt if opt.n_epochs else changed(opt, bs=2, samples_per_class=2, views=1)
     parts.sampler = datasampler.select(drawn, parts.data.train, parts.criterion)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
@@ -260,7 +260,7 @@ def prepare(opt):
     device.keep_freed()
     seed_everything(opt.seed)
     backbone = build_backbone(opt)
-    data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it
+    data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # it may be downloaded here
     opt.n_classes = data.train.n_classes
     opt.class_names = data.train.class_names
     opt.class_counts = np.bincount(data.train.labels, minlength=opt.n_classes).tolist()
@@ -294,7 +294,7 @@ def build_backbone(opt):
 
 def build_network(opt, backbone):
     """The network with this Backbone, on the device."""
-    model = processes.one_first(lambda: architectures.select(opt, backbone))              # may download weights
+    model = processes.one_first(lambda: architectures.select(opt, backbone))            # weights may be downloaded here
     is_faster = opt.device.type == 'cpu' or device.is_gpu(opt.device) and opt.amp != 'none'
     if is_faster and backbone.f_embed is None:                    # public networks need torch's default layout
         model = model.to(memory_format=torch.channels_last)       # faster there

@@ -113,7 +113,7 @@ class TrainingStep:
         found = [self.costly(piece) for piece in pieces]
         costly = {name: torch.cat([of_piece[name] for of_piece in found]) for name in found[0]}
         own = torch.cat([rows.detach(), *(output.flatten(1) for output in costly.values())], dim=1)
-        whole = exchange.gathered(own[:part.stop - part.start], self.of_step.size)       # without the dummy image
+        whole = exchange.gathered(own[:part.stop - part.start], self.of_step.size)       # the dummy image is left out
         shapes = self.of_step.shapes
         outputs = split_columns(whole, shapes | {name: output.shape[1:] for name, output in costly.items()})
         return outputs | {name: outputs[name].requires_grad_() for name in shapes}
@@ -166,7 +166,7 @@ class TrainingStep:
         Adds the gradients of the loss, which --amp float16 scales, to those of the parameters. The gradients of a
         divided batch are those of this process's pieces.
         """
-        scaled = self.scaler.scale(loss)                       # also a loss of zero, since the scaler expects it
+        scaled = self.scaler.scale(loss)                       # a loss of zero, too, since the scaler expects it
         if processes.is_main():
             scaled.backward()
         if self.of_step.pieces:

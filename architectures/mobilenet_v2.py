@@ -14,7 +14,7 @@ OTHERS = {'0.0': ('conv_pw', '0'), '0.1': ('bn1', '1'), '1.0': ('conv_dw', '3'),
 
 def backbone(opt):
     backbone = torchvision_models.backbone(opt, 'mobilenet_v2', weights='IMAGENET1K_V1')
-    backbone.network.classifier = torch.nn.Identity()          # this also removes its dropout
+    backbone.network.classifier = torch.nn.Identity()          # its dropout goes as well
     backbone.converted = converted
     return backbone
 

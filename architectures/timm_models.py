@@ -94,7 +94,8 @@ def check_size(opt, timm, network, size):
     for given, lengths in (sizes | in_evaluation(opt, size)).items():
         for length, side in zip(lengths, patches.patch_size, strict=True):
             if length % side:
-                below, above = length // side * side, (length // side + 1) * side
+                below = length // side * side
+                above = below + side
                 pixels = f' ({length} pixels)' if given.startswith('--eval_views') else ''
                 raise UserError(f'{given}{pixels}: --arch {opt.arch} divides images into patches of {side} pixels; '
                                 f'give a multiple, such as {f"{below} or " if below else ""}{above}')

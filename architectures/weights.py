@@ -198,7 +198,7 @@ def download(name, backbone):
         return torch.hub.load_state_dict_from_url(backbone.url, map_location='cpu', check_hash=True, weights_only=True)
     except UserError:
         raise
-    except Exception as error:  # each library reports a missing network in its own way
+    except Exception as error:  # every library has its own error for a missing network
         url = backbone.url or ''
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         known = re.search(r'-([0-9a-f]{8,64})\.\w+$', url)

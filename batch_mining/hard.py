@@ -32,7 +32,7 @@ def hard_triplets(batch, labels):
 def similarities_in_rows(batch):
     """x_i·x_j − ½‖x_j‖²: [B, B], which is −½‖x_i − x_j‖² plus a constant for each row."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
+    batch = batch - batch.mean(dim=0)                    # distances stay the same; their rounding errors shrink
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
         return gram - gram.diagonal() / 2

@@ -113,7 +113,7 @@ def parametric_triplets(batch, labels, weights, support_lim=(0.1, 1.4), among_al
 
 def squared_distances(batch):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
+    batch = batch - batch.mean(dim=0)                    # distances stay the same; their rounding errors shrink
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
         norms = gram.diagonal()
@@ -193,7 +193,7 @@ class PADS:
         self.seen = []                                                 # metrics of earlier evaluations, oldest first
         self.n_learned = 0                                             # the number of updates
         self.baseline = 0.0                                            # the mean reward
-        self.state = self.actions = None                               # from the last update
+        self.state = self.actions = None                               # values at the last update
 
     @torch.enable_grad()
     def update(self, metrics, weights):
@@ -216,7 +216,7 @@ class PADS:
 
     def describe(self, weights, progress):
         """The state [S]: the last metrics, their running means, the bins' probabilities, the progress."""
-        missing = [self.seen[0]] * (self.n_history - len(self.seen))              # at the start, copies of the first
+        missing = [self.seen[0]] * (self.n_history - len(self.seen))  # the first one is repeated until there are enough
         means = [torch.stack(self.seen[-n:]).mean(dim=0) for n in self.AVERAGED]
         return torch.cat([*missing, *self.seen[-self.n_history:], *means, weights / weights.sum(),
                           torch.tensor([float(progress)])])
@@ -236,7 +236,7 @@ class PADS:
                 before = self.old(self.state)[0].gather(0, self.actions[None])
             ratio = (taken - before).exp()
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - self.clip, 1 + self.clip) * advantage).mean()
-            # as published, the target of the value is the metric itself and not the return
+            # the target of the value is the metric itself, as published, and not the return
             loss = (value - self.score(self.seen[-1])).square() / 2 - gain
         else:
             loss = -((reward - self.baseline) * taken).mean()

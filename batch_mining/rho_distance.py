@@ -51,7 +51,7 @@ def negative_weights(batch, same, lower_cutoff=0.5):
     u^(−(D − 3)/2) / √s.
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
+    batch = batch - batch.mean(dim=0)                    # distances stay the same; their rounding errors shrink
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
     norms = gram.diagonal()

@@ -49,7 +49,7 @@ def semihard_triplets(batch, labels, margin=0.2, power=2):
 def distance_powers(batch, power):
     """‖x_i − x_j‖^power: [B, B]."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
+    batch = batch - batch.mean(dim=0)                    # distances stay the same; their rounding errors shrink
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
     norms = gram.diagonal()

@@ -57,7 +57,7 @@ def forked(work, limit):
             code = process.exitcode
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)                # with its data workers
+                os.killpg(process.pid, signal.SIGKILL)                # the group includes its data workers
         output.seek(0)
         return code, output.read().decode(errors='replace')
 

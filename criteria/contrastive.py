@@ -52,7 +52,7 @@ def masked_mean(terms, mask, active_only):
 
 def distances_between(batch, references):
     """‖x_i − y_j‖ of two sets of points: [B, R]; 0 with gradient 0 if it is within the rounding error of 0."""
-    centre = references.detach().mean(dim=0)             # keeps distances; smaller norms have smaller rounding errors
+    centre = references.detach().mean(dim=0)             # distances stay the same; their rounding errors shrink
     batch, references = batch - centre, references - centre
     x, y = batch.pow(2).sum(dim=1, keepdim=True), references.pow(2).sum(dim=1)
     squared = x + y - 2 * batch @ references.T

@@ -43,7 +43,7 @@ def mine_pairs(similarities, positives, negatives, margin=0.1):
 
 def cosines_at_anchors(batch, hardest):
     """cos(x_n − x_i, x_h − x_i) of anchors i, their hardest positives h and every n: [B, B]; 0 if x_n or x_h is x_i."""
-    batch = batch - batch.detach().mean(dim=0)           # keeps differences; smaller norms have smaller rounding errors
+    batch = batch - batch.detach().mean(dim=0)           # differences stay the same; their rounding errors shrink
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
@@ -57,7 +57,7 @@ def cosines_at_anchors(batch, hardest):
 def log_one_plus_sum_exp(exponents, mask):
     """log(1 + Σ_j e^{exponents_ij}) over the j in the mask: [B]."""
     exponents = exponents.masked_fill(~mask, -torch.inf)
-    # with logsumexp, up to 14 times as long on the CPU where exponentials underflow, as in trained networks
+    # logsumexp takes up to 14 times as long on the CPU where exponentials underflow, as in trained networks
     return -torch.cat([exponents.new_zeros(len(exponents), 1), exponents], dim=1).log_softmax(dim=1)[:, 0]
 
 

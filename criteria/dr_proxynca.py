@@ -42,7 +42,7 @@ def dr_proxynca_loss(batch, labels, proxies, gamma=0.3, scale=0.0):
             return batch.sum() * 0
         if scale:
             batch, proxies = scale * F.normalize(batch, dim=1), scale * F.normalize(proxies, dim=1)
-        centre = proxies.detach().mean(dim=0)            # keeps distances; smaller norms have smaller rounding errors
+        centre = proxies.detach().mean(dim=0)            # distances stay the same; their rounding errors shrink
         batch, proxies = batch - centre, proxies - centre
         # everything comes from inner products, so that no tensor has the shape [B, C, D]
         x, w = batch.square().sum(dim=1, keepdim=True), proxies.square().sum(dim=1)

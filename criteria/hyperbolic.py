@@ -31,7 +31,7 @@ def to_ball(batch, c=0.1, clip_r=2.3):
 def ball_distances(points, c=0.1):
     """The distances (2/√c) artanh(√c ‖−z ⊕ w‖) of all pairs of points [B, D] of the ball: [B, B]."""
     room = 1 - c * points.square().sum(dim=1)
-    points = points - points.detach().mean(dim=0)  # keeps ‖z − w‖; smaller norms have smaller rounding errors
+    points = points - points.detach().mean(dim=0)  # ‖z − w‖ stays the same; its rounding errors shrink
     gram = points @ points.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram

@@ -16,7 +16,7 @@ FLAGS = {'neg_margin': {}, 'l2': {'at_least': 0}}
 
 def squared_distances(batch):
     """‖x_i − x_j‖² of all pairs, [B, B], and a mask [B, B]: whether it is above the rounding error of 0, or NaN."""
-    batch = batch - batch.detach().mean(dim=0)           # keeps distances; smaller norms have smaller rounding errors
+    batch = batch - batch.detach().mean(dim=0)           # distances stay the same; their rounding errors shrink
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram

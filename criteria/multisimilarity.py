@@ -45,7 +45,7 @@ def mine_pairs(similarities, positives, negatives, margin=0.1):
 def log_one_plus_sum_exp(exponents, mask):
     """log(1 + Σ_j e^{exponents_ij}) over the j in the mask: [B]."""
     exponents = exponents.masked_fill(~mask, -torch.inf)
-    # with logsumexp, up to 14 times as long on the CPU where exponentials underflow, as in trained networks
+    # logsumexp takes up to 14 times as long on the CPU where exponentials underflow, as in trained networks
     return -torch.cat([exponents.new_zeros(len(exponents), 1), exponents], dim=1).log_softmax(dim=1)[:, 0]
 
 

@@ -25,7 +25,7 @@ FLAGS = {
 def log_one_plus_sum_exp(exponents, mask):
     """log(1 + Σ_j e^{exponents_ij}) over the j in the mask: [B]."""
     exponents = exponents.masked_fill(~mask, -torch.inf)
-    # with logsumexp, up to 14 times as long on the CPU where exponentials underflow, as in trained networks
+    # logsumexp takes up to 14 times as long on the CPU where exponentials underflow, as in trained networks
     return -torch.cat([exponents.new_zeros(len(exponents), 1), exponents], dim=1).log_softmax(dim=1)[:, 0]
 
 
@@ -35,7 +35,7 @@ def proxy_alignment(cosines, labels, pos_alpha=32.0, neg_alpha=32.0, pos_delta=0
     log(1 + Σ e^{−α⁺ (s − δ⁺)}), summed over all samples of the sample's class, with its proxy. Push, averaged over all
     classes: log(1 + Σ e^{α⁻ (s − δ⁻)}), summed over the samples of other classes, with the proxy of the class.
     """
-    # on a GPU, scatter_ asserts that the classes exist
+    # scatter_ asserts on a GPU that the classes exist
     own = torch.zeros_like(cosines, dtype=torch.bool).scatter_(0, labels[None], True)
     pull = log_one_plus_sum_exp(-pos_alpha * (cosines - pos_delta), own)[labels].mean()
     return pull + log_one_plus_sum_exp(neg_alpha * (cosines - neg_delta), ~own).mean()

@@ -61,7 +61,7 @@ def potential_energy(points, labels, alpha=4.0, delta=0.2):
     The sum of the potentials of all ordered pairs of different points [N, D] with labels [N]: −1 / max(d, δ)^α for two
     points of one class, 1 / min(d, δ)^α for points of different classes, where d is their Euclidean distance.
     """
-    centre = points.detach().mean(dim=0)       # keeps distances; smaller norms have smaller rounding errors
+    centre = points.detach().mean(dim=0)       # distances stay the same; their rounding errors shrink
     points = points - centre
     others = points.detach()
     norms = others.square().sum(dim=1)

@@ -21,7 +21,7 @@ FLAGS = {
 def log_one_plus_sum_exp(exponents, mask):
     """log(1 + Σ_j e^{exponents_ij}) over the j in the mask: [B]."""
     exponents = exponents.masked_fill(~mask, -torch.inf)
-    # with logsumexp, up to 14 times as long on the CPU where exponentials underflow, as in trained networks
+    # logsumexp takes up to 14 times as long on the CPU where exponentials underflow, as in trained networks
     return -torch.cat([exponents.new_zeros(len(exponents), 1), exponents], dim=1).log_softmax(dim=1)[:, 0]
 
 
@@ -46,7 +46,7 @@ def proxyanchor_loss(batch, labels, proxies, margin=0.1, alpha=32.0):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         cosines = F.normalize(proxies.to(batch.dtype), dim=1) @ F.normalize(batch, dim=1).T      # [C, B]
-        # on a GPU, scatter_ asserts that the classes exist
+        # scatter_ asserts on a GPU that the classes exist
         own = torch.zeros_like(cosines, dtype=torch.bool).scatter_(0, labels[None], True)
         pull = log_one_plus_sum_exp(-alpha * (cosines - margin), own).sum() / own.any(dim=1).sum()
         push = log_one_plus_sum_exp(alpha * (cosines + margin), ~own).mean()

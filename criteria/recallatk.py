@@ -97,7 +97,7 @@ def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_te
             most = torch.minimum(cuts, n_positives[rows].clamp(min=1))
             return (torch.minimum(found, cuts) / most).mean(dim=0).sum()
 
-        n_rows = max(1, 2 ** 20 // max(1, len(anchors)))           # about 4 MB of comparisons
+        n_rows = max(1, 2 ** 20 // max(1, len(anchors)))           # some 4 MB of comparisons
         cosines = batch @ batch.T
         everyone = torch.arange(len(labels), device=labels.device)
         total = SumOverRows.apply(cosines, recalls, n_rows) if n_rows < len(labels) else recalls(cosines, everyone)

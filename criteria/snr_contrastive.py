@@ -36,7 +36,7 @@ def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lamb
         centred = batch - batch.mean(dim=1, keepdim=True)
         signal = centred.square().sum(dim=1)
         eps = torch.finfo(batch.dtype).eps
-        centred = centred - centred.detach().mean(dim=0)       # keeps noise; smaller norms have smaller rounding errors
+        centred = centred - centred.detach().mean(dim=0)       # the noise stays the same; its rounding errors shrink
         gram = centred @ centred.T
         norms = gram.diagonal()
         noise = norms[:, None] + norms - 2 * gram

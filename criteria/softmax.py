@@ -44,7 +44,8 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.temperature, self.lr = opt.loss_softmax_temperature, opt.loss_softmax_lr
+        self.temperature = opt.loss_softmax_temperature
+        self.lr = opt.loss_softmax_lr
         limit = opt.embed_dim ** -0.5
         self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
 

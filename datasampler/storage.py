@@ -52,7 +52,7 @@ class Storage:
         if dim > 0:
             generator = torch.Generator().manual_seed(derive(opt.seed, 'projection'))
             self.projection = (torch.randn(opt.embed_dim, dim, generator=generator) / dim ** .5).to(self.device)
-        self.embeddings = torch.tensor(torch.nan, device=self.device).expand(self.shape)        # not filled yet
+        self.embeddings = torch.tensor(torch.nan, device=self.device).expand(self.shape)        # nan: not filled yet
         self.change = None
 
     def start_epoch(self, epoch):

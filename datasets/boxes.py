@@ -77,7 +77,7 @@ def from_rows(file, rows, lines, paths, columns):
         if left >= right or top >= bottom:
             needed = 'a width and a height above 0' if are_sizes else 'left < right and top < bottom'
             raise UserError(f'{what}, expected {needed}')
-        if sizes[path] is None:                                   # not readable; opening the image says so
+        if sizes[path] is None:                                   # the image is unreadable; opening it says so
             found.append(Box(path, left, top, right, bottom, line))
             continue
         width, height = sizes[path]

@@ -29,7 +29,8 @@ DEEP_COLOURS = re.compile(';16[BLN]')        # in Pillow's name of 16-bit colour
 DARK = 16                             # grey level, of 255, that the brightest pixel of an image must reach
 MAX_SCANS = 100              # limit of a JPEG file, as in libtiff; usual files have 1 to 10, each as slow as an image
 MARKER = re.compile(rb'\xff([^\x00\x01\xd0-\xd8\xff])')             # a JPEG's marker with a length after it, or END
-SCAN, END = b'\xda', b'\xd9'
+SCAN = b'\xda'
+END = b'\xd9'
 
 warnings.simplefilter('ignore', Image.DecompressionBombWarning)        # check_size refuses images above the limit
 

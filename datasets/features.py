@@ -87,7 +87,7 @@ def write(file, rows):
     except OSError as error:
         print(f'Note: the features are not kept for further runs: {error}', file=sys.stderr)
     with contextlib.suppress(OSError):                   # another run may remove the same files
-        # with temporary files of killed runs
+        # temporary files of killed runs count as well
         files = sorted(file.parent.glob('*features_*'), key=lambda path: path.stat().st_mtime)
         while sum(path.stat().st_size for path in files) > LIMIT:
             files.pop(0).unlink()

@@ -33,7 +33,8 @@ class PadTo(v2.Transform):
 
     def __init__(self, size, colour):
         super().__init__()
-        self.size, self.colour = size, colour
+        self.size = size
+        self.colour = colour
 
     def transform(self, image, params):
         height, width = v2.functional.get_size(image)

@@ -176,7 +176,7 @@ def split(opt, table):
     (--evaluate), there are only the splits that have images.
     """
     chosen = scheme(opt, table)
-    flags = vars(opt)                                             # not noted as read: here they are only checked
+    flags = vars(opt)                                    # vars() does not note them as read: here they are only checked
     moved = [f'--{flag} {flags[flag]}' for flag in ('test_size', 'test_start')            # files of all flags have 0.5
              if flag in flags.get('given', ()) and flags[flag] != 0.5]
     if chosen not in RANGED and moved:

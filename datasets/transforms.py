@@ -168,6 +168,6 @@ def with_further(opt, training, fill):
         steps = [step for step in steps if not isinstance(step, v2.ColorJitter)] + [v2.ColorJitter(*opt.color_jitter)]
     if opt.randaugment:
         steps.append(v2.RandAugment(*opt.randaugment, fill=fill))
-    if opt.random_erasing:                                 # takes tensors only; its fill colour needs RGB
+    if opt.random_erasing:                                 # RandomErasing takes tensors only; its fill colour needs RGB
         steps += [v2.ToImage(), v2.RGB(), v2.RandomErasing(opt.random_erasing, value=ERASED)]
     return steps

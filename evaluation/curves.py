@@ -9,7 +9,8 @@ from records.columns import Column
 from utilities import plotting
 
 COLOURS = dict(zip(('train', 'val', 'test'), plotting.COLOURS, strict=False))
-FILE, SINGLE = 'curves.png', 'metrics'             # the figure of all metrics; --pictures metrics: a file for each
+FILE = 'curves.png'                                # the figure of all metrics
+SINGLE = 'metrics'                                 # --pictures metrics: a file for each
 WIDEST = 4                                         # columns of the figure
 HEIGHT, LEGEND, FOOT, LEFT, RIGHT = 1.15, 0.3, 0.3, 0.45, 0.1               # inches: of a row, and of the margins
 ENDS = 4.5                                         # points: font size of labels at the ends of lines, their distance
@@ -67,13 +68,14 @@ def metric_families(rows):
 
 def draw(axes, rows, members):
     """Draws the columns `members`, {name: Column}, with their intervals; returns their lines."""
-    styles, drawn = {}, []
+    styles = {}
+    drawn = []
     for name, column in members.items():
-        colour, low_high = COLOURS[column.split], columns.interval(name)
+        colour = COLOURS[column.split]
         style = styles.setdefault(column.at_split, plotting.LINES[len(styles) % len(plotting.LINES)])
         drawn += axes.plot(*points(rows, name).T, color=colour, linestyle=style, marker='.',
                            label=f'{column.split} {titles.metric(column.on("test").name)}')
-        band = points(rows, *low_high)
+        band = points(rows, *columns.interval(name))
         if len(band):
             axes.fill_between(*band.T, color=colour, alpha=0.15, linewidth=0)
     plotting.whole_epochs(axes)

@@ -241,7 +241,7 @@ def pair_distances(embeddings, ranking, one, other):
     """The distances of pairs of images, or scores if the criterion has its own ranking. one, other: index arrays."""
     queries, gallery = ranking(embeddings) if ranking else (embeddings, embeddings)
     found = []
-    for some in np.array_split(np.arange(len(one)), 50):       # never all pairs' embeddings at once
+    for some in np.array_split(np.arange(len(one)), 50):       # the embeddings of all pairs may not fit in memory
         left, right = queries[torch.as_tensor(one[some])], gallery[torch.as_tensor(other[some])]
         found.append((left * right).sum(dim=1) if ranking else (left - right).norm(dim=1))
     return torch.cat(found).cpu().numpy()
@@ -316,7 +316,8 @@ def why(embedded, seed, n_queries=4):
 
 def explained(embedded, groups):
     """The figure of why(). groups: [(index of a query, indices of images that are compared with it)]."""
-    images, network = embedded.images, embedded.network
+    images = embedded.images
+    network = embedded.network
     unit = F.normalize(embedded.embeddings.to(network.mean.device), dim=1)
 
     def maps(one, other):

@@ -77,9 +77,9 @@ class Pairs:
         def add(rows, columns, similarities, same):
             own = histogram(similarities.ravel()[same])
             negatives = histogram(similarities) - own
-            weight = 2                                                 # for the mirror image, too
+            weight = 2                                                 # the mirror image counts as well
             if rows == columns:
-                own = own - histogram(similarities.diagonal())         # each image with itself
+                own = own - histogram(similarities.diagonal())         # pairs of an image with itself
                 weight = 1
             with self.lock:
                 counts[:] += weight * np.stack([own, negatives])

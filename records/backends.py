@@ -108,7 +108,7 @@ class Wandb:
         self.logged = start - 1                              # the last epoch that log() took
         self.pictures = {}                                   # pictures of the next epoch
         if opt.wandb_key:
-            os.environ['WANDB_API_KEY'] = opt.wandb_key      # only here; wandb.login would write it to a file
+            os.environ['WANDB_API_KEY'] = opt.wandb_key      # wandb.login would write it to a file
         config = run_folder.read(folder)
         arguments = {'project': opt.project, 'group': opt.group, 'name': folder.name, 'dir': str(folder),
                      'config': settings | origin(config), 'id': config['run_id'], 'resume': 'allow'}

@@ -183,7 +183,7 @@ class State:
             if isinstance(value, CODE) and isinstance(before, CODE) and before != value:
                 self.note(joined(place, name), 'is another function than when the run was built, which no checkpoint '
                                                'can hold; keep a number, and choose the function by it')
-            return False                                      # else the resumed run makes it, too
+            return False                                      # otherwise the resumed run makes it, too
         if (place, name) in self.changed and type(value) not in PLAIN or self.is_always_saved(thing, name):
             return True
         return self.fingerprint(thing, name, value, by_memory) != self.as_built[place].get(name)
@@ -226,7 +226,7 @@ class State:
                     setattr(self.objects[place], name, things[encoded[1]])
         names = {id(part): name for name, part in module.named_modules()}
         own = module.state_dict()
-        state = copy.copy(state)                              # with its _metadata
+        state = copy.copy(state)                              # its _metadata comes along
         for place, (_, of_object) in saved.get('attributes', {}).items():
             prefix = names.get(id(self.objects.get(place)))
             for name, (encoded, *_) in of_object.items() if prefix is not None else ():
@@ -234,7 +234,7 @@ class State:
                 state.pop(key, None)
                 if key in own:
                     state[key] = own[key]
-                if encoded == DELETED:                         # if it was a module, restore() deletes the new one
+                if encoded == DELETED:                         # restore() deletes the new module in its place
                     state.update({inner: own[inner] for inner in own if inner.startswith(f'{key}.')})
         return state
 
@@ -402,4 +402,4 @@ def set_gradient(leaf, rows, have):
         rows = rows.sum(dim=0, keepdim=True)
         have = [True] + [False] * rank
     if have[rank]:
-        leaf.grad = torch.empty_like(leaf).copy_(rows[rank].view(leaf.shape))              # in the layout of the leaf
+        leaf.grad = torch.empty_like(leaf).copy_(rows[rank].view(leaf.shape))           # its layout is that of the leaf

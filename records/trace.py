@@ -107,7 +107,7 @@ def hard_pairs(batch, labels):
     (2, 3)
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
+    batch = batch - batch.mean(dim=0)                    # distances stay the same; their rounding errors shrink
     distances = torch.cdist(batch, batch)
     same = labels[:, None] == labels
     positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)

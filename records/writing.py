@@ -29,7 +29,7 @@ class Records:
         self.folder = Path(folder)
         self.opt = opt
         self.backends = []
-        self.rows = recorded['rows'] if recorded else []     # in every process
+        self.rows = recorded['rows'] if recorded else []     # all processes need them
         self.spectra = recorded['spectra'] if recorded else []
         # the others wait here: one that failed now would remove the folder of a run that has not trained
         processes.run_on_rank_zero(self.open, settings, start)

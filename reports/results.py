@@ -91,13 +91,13 @@ def plan_figures(opt, grouped, names, rule):
                    and not columns.is_beside(name)]
         matrix = chosen or titles.without_second_names(of_test)
         causes = [Column('test', 'nmi').name]
-        for metric in ('rho_spectrum@1', 'dists@intra_over_inter'):              # on the training classes, if known
+        for metric in ('rho_spectrum@1', 'dists@intra_over_inter'):              # the training split's, if known
             on_train = Column('train', metric).name
             on_test = Column('test', metric).name
             causes.append(on_train if on_train in shared else on_test)
         causes = [cause for cause in causes if cause in shared and cause != rule.by.name]
         singles = [*names, *chosen]
-        if any(rule.by.name in row for row in last):              # not where only validation classes are evaluated
+        if any(rule.by.name in row for row in last):         # it is missing where only validation classes are evaluated
             singles = [rule.by.name, *singles]
         scores, missing = selection.scores(members, list(dict.fromkeys([*matrix, *singles, *causes])), rule)
         tables_of_scores.append((scores, missing))

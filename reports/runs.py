@@ -44,7 +44,7 @@ def below(folders, exclude):
     read, so that broken ones can be left out. Prints the folders that are left out since their config.yaml or
     splits.yaml is missing.
     """
-    places = {}                                              # by resolved path: a run below several folders counts once
+    places = {}                                  # keys: resolved paths, so that a run below several folders counts once
     for folder in map(Path, folders):
         if folder.suffix == '.csv' and folder.is_file():
             places[folder.resolve()] = folder

@@ -11,7 +11,7 @@ from utilities import text_tables
 from utilities.files import require_writable, write_text
 
 FORMATS = ('latex', 'markdown', 'csv')                    # the flags, and the texts that they write
-# at the start of a row, the end of the row before it would take a bracket for a length, and swallow a star
+# a bracket or star at the start of a row would be an argument of the \\ that ends the row before it
 ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r'\#', '$': r'\$', '{': r'\{',
            '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}', '<': '$<$', '>': '$>$', '|': '$|$',
            '[': '{[}', '*': '{*}'}

@@ -104,7 +104,7 @@ def fill(folder, network, transform, records, bs, kernels):
                 points = []
                 saved = time.monotonic()
     finally:
-        if photos:                                           # after Ctrl-C as well
+        if photos:                                           # also those embedded before Ctrl-C
             append(folder, content, photos, np.concatenate(points))
     return unreadable
 

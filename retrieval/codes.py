@@ -62,7 +62,7 @@ def measure(code, asked, train):
     gallery = asked.gallery.numpy()
     queries = asked.queries.numpy()
     index = search.filled(factory, train[:, :dim], gallery[:, :dim])
-    n_nearest = search.N_NEAREST + bool((asked.own >= 0).any())                        # with the query itself
+    n_nearest = search.N_NEAREST + bool((asked.own >= 0).any())                        # the query itself is among them
     deep = min(max(n_nearest, int(asked.n_positives.max()) + 1), len(gallery))
     begin = time.perf_counter()
     found = index.search(np.ascontiguousarray(queries[:, :dim]), deep)[1]

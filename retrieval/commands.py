@@ -28,7 +28,7 @@ def index(opt):
     if network.no_threshold and opt.threshold is None:
         print(f'Note: no query will be called unknown: {network.no_threshold}', file=sys.stderr)
     if opt.codes:
-        search.built(opt.codes, network.width)               # before the work
+        search.built(opt.codes, network.width)               # bad codes fail before the work
     changes.create(opt.out, network, opt.threshold, opt.codes)
     extend(opt, opt.out, network, transform, paths)
 

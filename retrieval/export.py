@@ -72,7 +72,7 @@ def write(opt, source, target, hub=False):
     if missing:
         raise UserError(f'export {target}: .onnx needs {" and ".join(missing)}: pip install onnx onnxscript')
     opt.device = 'cpu'
-    settings = configuration.embedding_settings(opt)         # before the network fills in --input_size
+    settings = configuration.embedding_settings(opt)         # the values before the network fills in --input_size
     network, transform = loading.restore(opt, source)
     low_rank.merge(network.to(memory_format=torch.contiguous_format))    # other layouts are not saved well
     height, width = sides(network.input_size)

@@ -173,7 +173,7 @@ def best_threshold(similarity, is_same):
     """The threshold that decides most pairs rightly, in the middle between two similarities; the lowest of several."""
     values, place = np.unique(similarity, return_inverse=True)
     gains = np.bincount(place, np.where(is_same, -1, 1))              # pairs won by rejecting those of a value
-    best = int(np.append(0, gains.cumsum()).argmax())                 # so many values are rejected
+    best = int(np.append(0, gains.cumsum()).argmax())                 # the number of rejected values
     edges = np.concatenate([[-np.inf], (values[1:] + values[:-1]) / 2, [np.inf]])
     return float(edges[best])
 

@@ -9,7 +9,7 @@ from utilities.optional import faiss_or_none
 
 N_QUERIES = 500              # queries with which the recall is measured
 N_NEAREST = 10               # images that each query should find
-CANDIDATES = 100             # at least so many images are found by faiss, and ranked by their embeddings
+CANDIDATES = 100             # faiss finds at least so many images, which are ranked by their embeddings
 RECALL = 0.95                # the recall at which no more cells of an inverted file are added
 
 

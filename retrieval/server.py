@@ -17,7 +17,7 @@ MAX_MEGAPIXELS = 52          # phones take photos of 50
 THREADS = 2                  # requests that are answered at a time; each may decode a photo, in up to a gigabyte
 SIDE = 480                   # pixels of the longer side of an image on the page
 N_STARTS = 24                # images of the index that the page shows before the first query
-HEADERS = {                  # so that no page of another server shows or reads what this one sends
+HEADERS = {                  # no page of another server can show or read what this one sends
     'Content-Security-Policy': "default-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; frame-ancestors 'none'",
     'Cross-Origin-Resource-Policy': 'same-origin',
     'X-Content-Type-Options': 'nosniff',

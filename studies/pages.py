@@ -18,7 +18,7 @@ def fill(text, tables):
 
 
 def rounded(value, sign='', digits=1):
-    return f'{round(value, digits) + 0:{sign}.{digits}f}'                                # never -0.0
+    return f'{round(value, digits) + 0:{sign}.{digits}f}'                                # + 0 turns -0.0 into 0.0
 
 
 def with_interval(estimate, digits=1):

@@ -129,7 +129,7 @@ def cascaded(options, settings, notes):
         return False
     options.take('layers_to_extract')
     miner, given = mined_levels(options.group('mining_funcs'), settings, len(layers), notes)
-    for name in names:                                       # takes out those of each level; they are equal
+    for name in names:                                       # the losses of all levels are equal: one stands for all
         arguments = loss_arguments(kind, losses.arguments(name), settings, notes)
         weight = weight_of(options, name)
     settings |= {'cascade': blocks, 'embed_dim': settings['embed_dim'] * len(layers)}

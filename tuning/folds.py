@@ -23,7 +23,7 @@ def objective(search, study, trial):
 
     Raises TrialFailed, whose reason the study records, optuna.TrialPruned, and Superfluous.
     """
-    trial.set_user_attr('begun', trial.number)             # from here on, Optuna notices when the worker dies
+    trial.set_user_attr('begun', trial.number)             # Optuna notices from here on when the worker dies
     before = [other for other in study.trials[:trial.number] if is_counted(other) or other.state == TrialState.RUNNING]
     if len(before) >= search.opt.n_trials:
         raise Superfluous

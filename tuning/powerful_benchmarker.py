@@ -234,7 +234,7 @@ def set_trunk(options, models, settings):
     if trunk in ('googlenet', 'inception_v3'):
         arguments.take('aux_logits')                  # auxiliary classifiers, without influence
         if not arguments.take('transform_input', bool(pretrained)):
-            settings |= IMAGENET                             # as images for other networks are normalised
+            settings |= IMAGENET                             # images for other networks are normalised in this way
 
 
 def optimizers(options, settings, notes):

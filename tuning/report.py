@@ -80,7 +80,7 @@ def plot(search, study):
         figure = axes.flat[0].figure
         figure.set_size_inches(3.6 * max(n_columns, 2), 3.2 * max(n_rows, 1.3))
         for axis in [axis for panel in axes.flat for axis in (panel.xaxis, panel.yaxis)]:
-            if axis.get_label_text() in several:                          # else long names overlap
+            if axis.get_label_text() in several:                          # long names would overlap
                 axis.set_label_text(axis.get_label_text().removeprefix(prefix), fontsize='small')
         figure.savefig(folder / f'{name}.png', dpi=150, bbox_inches='tight')
         matplotlib.pyplot.close(figure)

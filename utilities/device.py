@@ -47,7 +47,7 @@ def select(opt):
             index = processes.local_rank()
         if index >= gpus.device_count():
             raise UserError(f'--gpu {index}: this machine has {gpus.device_count()} GPU(s), numbered from 0')
-        gpus.set_device(index)            # for NCCL, pinned memory and compiled kernels
+        gpus.set_device(index)            # NCCL, pinned memory and compiled kernels need it
         return torch.device(kind, index)
     if opt.device == 'mps' and processes.connected():
         raise UserError('--device mps: Apple GPUs cannot be connected; start one process, or take --device cpu')

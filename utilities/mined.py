@@ -240,14 +240,14 @@ def checked(mined, batch):
     if isinstance(mined, tuple) and len(mined) in (3, 4) and all(map(is_column, mined)):
         if any(map(len, mined)) or len(mined) == 4:
             return from_columns(mined, batch)
-    if isinstance(mined, tuple) and len(mined) == 3:       # also ([], [], []), a batch without pairs
+    if isinstance(mined, tuple) and len(mined) == 3:       # ([], [], []) is a batch without pairs
         return masks_from_lists(*mined, batch)
     if isinstance(mined, tuple):
         raise TypeError('a tuple of neither columns nor masks')
     triplets = torch.as_tensor(mined, device=batch.device)
     if len(triplets) and (triplets.is_floating_point() or triplets.dtype == torch.bool or triplets.shape[1:] != (3,)):
         raise TypeError('no indices of triplets')
-    if not isinstance(mined, torch.Tensor):                # for a tensor on a GPU, the host would wait
+    if not isinstance(mined, torch.Tensor):                # the host would wait for a tensor on a GPU
         require_inside(triplets, batch)
     return triplets.long().reshape(-1, 3)
 

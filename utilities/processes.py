@@ -121,7 +121,7 @@ def together():
     try:
         with silent_unless_main(), ending_together(), explained():
             yield
-            dist.barrier(group=group_without_limit)          # until process 0 has written everything
+            dist.barrier(group=group_without_limit)          # process 0 may still be writing
     except Exception as error:
         if not is_first_to_fail():
             code = 2 if isinstance(error, UserError) else 1

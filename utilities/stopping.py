@@ -70,13 +70,13 @@ def on_signal(number, frame):
     global requested, asked_at
     if os.getpid() != owner:                     # a terminal signals data workers as well; the main process ends them
         return
-    says_it = os.environ.get('RANK', '0') == '0'                    # only one of a run's processes prints
+    says_it = os.environ.get('RANK', '0') == '0'                    # one process of a run prints
     if immediate:
         if says_it:
             os.write(2, b'\nStopped while the program was starting.\n')
         os._exit(130)
     before = requested
-    requested = True                                                # before all else: another signal may interrupt this
+    requested = True                                   # the flag comes first, since another signal may interrupt this
     if not before:
         asked_at = time.monotonic()
     if number == signal.SIGINT and before and time.monotonic() - asked_at > BOUNCE:

@@ -90,4 +90,4 @@ def in_threads(function, items, description=None, stopped=None):
                 bar.update()
                 yield result
         finally:
-            stopped.set()                                  # after Ctrl-C the rest is skipped
+            stopped.set()                                  # the rest is skipped after Ctrl-C

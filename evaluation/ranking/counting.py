@@ -119,7 +119,7 @@ class Counting:
         # two more coordinates make the product of (q, 1, -½‖q‖²) and (g, -½‖g‖², 1) the score
         self.half_norms = search.query_half_norms.numpy()
         self.gallery = np.ones((len(self.indices), search.gallery.shape[1] + 2), self.half_norms.dtype)
-        for start in range(0, len(self.indices), TILE):                # in parts, to avoid a second copy
+        for start in range(0, len(self.indices), TILE):                # parts avoid a second copy
             part = search.move(search.gallery[self.indices[start:start + TILE]])
             self.gallery[start:start + TILE, :-2] = part
             self.gallery[start:start + TILE, -2] = -search.half_norms(part)

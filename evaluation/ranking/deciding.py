@@ -35,7 +35,7 @@ def exact_ranks(search, row, scores, half_norm, depth):
         return 8 * (search.gallery.shape[1] + 4) ** 0.5 * np.finfo(float).eps * (half_norm - score)
 
     positives = np.flatnonzero(search.gallery_labels == search.query_labels[row])
-    positives = positives[scores[positives] > -np.inf]      # without the images that are left out
+    positives = positives[scores[positives] > -np.inf]      # images that are left out have a score of -inf
     if depth < len(scores):
         last = np.partition(scores, -int(depth))[-int(depth)]
         positives = positives[scores[positives] >= last - 2 * margin(last)]

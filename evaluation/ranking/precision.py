@@ -44,7 +44,7 @@ def around_their_mean(*sets):
 
     def moved(points, dtype=torch.float32):
         if dtype == points.dtype and unit == 1 and not origin.any():
-            return points                                          # not a copy
+            return points                                          # no copy is needed
         device = wide(points[:0]).device if dtype == torch.float64 else points.device
         result = torch.empty(points.shape, dtype=dtype, device=device)
         for start in range(0, len(points), ROWS):

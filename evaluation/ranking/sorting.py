@@ -27,7 +27,7 @@ def sorted_ranks(search, part, depth):
     scores = scores.numpy()
     mine = np.take_along_axis(scores, places, axis=1)
     n = scores.shape[1]
-    complete = depth + 1 >= n / 4                          # then it is faster to sort them all
+    complete = depth + 1 >= n / 4                          # sorting all of them is then faster
     kept = scores if complete else np.partition(scores, n - int(depth + 1), axis=1)[:, n - int(depth + 1):]
     ascending = np.sort(kept, axis=1)
     k = ascending.shape[1]
