@@ -19,9 +19,8 @@ FOLDER = Path(__file__).parent
 ROWS = FOLDER / 'rows'
 TIERS = {'finetuned': 'Photos', 'frozen': 'Frozen'}           # {part of photos.yaml: prefix of groups}
 TITLES = {'finetuned': 'fine-tuned', 'frozen': 'frozen features'}
-# in place of an answer
-NOT_RUN = 'not run yet'
-TOO_FEW = 'too few seeds so far'
+NOT_RUN = 'not run yet'                                       # what the tables say in place of an answer
+TOO_FEW = 'too few seeds'
 FIXED = ('Untrained', 'Untrained_512')                        # settings without randomness
 MAP, RECALL = 'map_at_r', 'e_recall@1'
 DENSITY = 'rho_spectrum@2'                                    # on the training classes
@@ -40,7 +39,7 @@ def class_file(file):
 
 def read(tier, rows=ROWS):
     """
-    The runs of a tier so far: {set: ({setting: {seed: Run}}, {setting: {seed: (MAP@R per class [C], n queries [C])}})}.
+    The runs of a tier: {set: ({setting: {seed: Run}}, {setting: {seed: (MAP@R per class [C], n queries [C])}})}.
     Raises UserError where runs on one set were evaluated on different test images.
     """
     file = rows / f'{TIERS[tier].lower()}.csv'
@@ -169,7 +168,7 @@ def findings(tier, found):
 
 
 def answer_table(tier, found):
-    """The table of a tier's questions: effect, interval over test classes, R@1, seeds so far, prediction and answer."""
+    """The table of a tier's questions: effect, interval over test classes, R@1, seeds, prediction and answer."""
     rows = []
     lines = findings(tier, found)
     answered = {question['name'] for question, *_, word in lines if word != NOT_RUN}
@@ -207,7 +206,7 @@ def short_table(found):
                      for _, name, estimate, _, word in of_question}
             rows.append([question['title'], TITLES[tier], *(cells.get(name, '') for name in registered()['sets'])])
     table = markdown(['question', 'network', *registered()['sets'].values()], rows) + '\n\n' if rows else ''
-    return f'{table}Without an answer so far: {n_open} questions of docs/results.md.' if n_open else table.strip()
+    return f'{table}Without an answer: {n_open} questions of docs/results.md.' if n_open else table.strip()
 
 
 def mean_text(tested, setting):
@@ -252,7 +251,7 @@ def origin(tier, found):
     devices = sorted({run.flags.get('device', '') for run in runs} - {''})
     hours = sum(float(run.flags.get('seconds') or 0) for run in runs) / 3600
     commits = sorted({run.flags.get('git_commit', '')[:8] for run in runs} - {''})
-    texts = [f'{len(runs)} runs so far, {rounded(hours)} hours of epochs, on {", ".join(devices) or "no device"}; '
+    texts = [f'{len(runs)} runs, {rounded(hours)} hours of epochs, on {", ".join(devices) or "no device"}; '
              f'commits {", ".join(commits) or "none"}.']
     for name, (of_set, _) in found.items():
         tested = points(of_set, MAP)

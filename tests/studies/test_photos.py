@@ -67,8 +67,8 @@ def test_one_seed_is_no_answer(tmp_path):
     found = {tier: photos.read(tier, tmp_path) for tier in photos.TIERS}
     table = photos.answer_table('finetuned', found['finetuned'])
     line = line_of(table, 'Is ProxyAnchor, the best loss of the pilot, better than MS, the worst?')
-    assert line[2] == '+0.0 (no interval)' and line[7] == 'too few seeds so far'
-    assert photos.short_table(found) == 'Without an answer so far: 19 questions of docs/results.md.'
+    assert line[2] == '+0.0 (no interval)' and line[7] == 'too few seeds'
+    assert photos.short_table(found) == 'Without an answer: 19 questions of docs/results.md.'
 
 
 def test_runs_on_other_test_images_have_no_mean(tmp_path):
@@ -207,13 +207,13 @@ def test_tables_say_how_many_seeds_and_which_devices(found):
     assert {line.split(' | ')[-1] for line in made['settings'].splitlines()[2:] if 'Untrained' not in line} == {'3 |'}
     untrained, = (line for line in made['settings'].splitlines() if 'Untrained' in line)
     assert untrained.startswith('| Untrained | ') and '±' not in untrained and untrained.endswith(' | 1 |')
-    assert made['finetuned origin'].startswith('31 runs so far, 15.5 hours of epochs, on AMD EPYC; commits 01234567.')
+    assert made['finetuned origin'].startswith('31 runs, 15.5 hours of epochs, on AMD EPYC; commits 01234567.')
     assert ' of each setting alone (18; Bartlett: p = ' in made['finetuned origin']
-    assert made['frozen origin'].startswith('0 runs so far')
+    assert made['frozen origin'].startswith('0 runs')
     short = made['photos in short']
     assert '| Is training (contrastive) better than untrained features? | ' in short and 'not run yet' in short
     assert 'semihard' not in short and 'after equal tuning' not in short and short.endswith(
-        'Without an answer so far: 11 questions of docs/results.md.')
+        'Without an answer: 11 questions of docs/results.md.')
 
 
 def test_the_picture_of_density(found, tmp_path):
