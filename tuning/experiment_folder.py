@@ -129,8 +129,8 @@ def read(folder):
         raise UserError(f'{folder}: its configs/config_*.yaml have no option {", ".join(missing)}; '
                         'give the folder with all files of the experiment')
     options = Options(values)
-    for group in GROUPS:
-        rename(options, group)
+    for group, (option, names) in GROUPS.items():
+        rename(options, group, option, names)
     return options, notes
 
 
@@ -138,8 +138,7 @@ def epochs_of(changes):
     """The epochs in the name of a folder of changed options, one for each fold."""
     epochs = changes.name.removeprefix(RESUMED)
     if not re.fullmatch(r'\d+(_\d+)*', epochs):
-        raise UserError(f'{changes}: expected {RESUMED} and the epochs from which its options '
-                        'hold, such as 50_30_0')
+        raise UserError(f'{changes}: expected {RESUMED} and the epochs from which its options hold, such as 50_30_0')
     return [int(epoch) for epoch in epochs.split('_')]
 
 
@@ -158,9 +157,8 @@ def options_in(folder):
     return options if files else None
 
 
-def rename(options, group):
-    """Gives the arguments of a group of the API of 2021 the names of options of earlier versions."""
-    option, names = GROUPS[group]
+def rename(options, group, option, names):
+    """Gives a group of the API of 2021, by `option` and `names` as in GROUPS, the names of earlier versions."""
     kind = options.class_of(group)
     if kind is None:
         return

@@ -4,6 +4,7 @@ import math
 import optuna
 from optuna.trial import TrialState
 
+import configuration
 from evaluation import titles
 from launching import plan, process, script
 from launching.pool import FINISHED, Pool
@@ -115,6 +116,9 @@ class Folds:
             best_epochs.append(best_epoch)
             self.tell((index + 1) * n_steps, sum_of_best / len(self.runs))
         self.trial.set_user_attr('best_epochs', best_epochs)
+        notes = [line for line in process.printed_lines(self.runs[0]) if line.startswith(configuration.NO_EFFECT)]
+        without = [flag for flag in self.search.tuned if f' --{ranges.base_flag(flag)} ' in ' '.join(notes)]
+        self.trial.set_user_attr('without_effect', without)
         return sum_of_best / len(self.runs)
 
     def tell(self, step, value):

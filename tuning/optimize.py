@@ -49,7 +49,6 @@ class Worker:
         self.waiting_since = {}
 
     def run(self):
-        n_trials = self.search.opt.n_trials
         while True:
             stopping.check()
             known = self.study.trials
@@ -57,10 +56,10 @@ class Worker:
             running = [trial for trial in known if trial.state == TrialState.RUNNING]
             self.bar.n = min(len(over), self.bar.total)
             self.bar.refresh()
-            if len(over) >= n_trials:
+            if len(over) >= self.search.opt.n_trials:
                 return
             self.stop_if_all_fail(over)
-            if len(over) + len(running) >= n_trials:
+            if len(over) + len(running) >= self.search.opt.n_trials:
                 self.wait(running)
             else:
                 self.run_trial()

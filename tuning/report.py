@@ -23,9 +23,10 @@ def line(search, study, trial):
 
 
 def trial_settings(trial):
-    """['<flag> <value>', ...] with numbers of four digits."""
-    return [f'{flag} {value:.4g}' if isinstance(value, float) else f'{flag} {value}'
-            for flag, value in trial.params.items()]
+    """['<flag> <value>', ...] with numbers of four digits, and whether the flag had no effect."""
+    without = trial.user_attrs.get('without_effect', ())
+    return [(f'{flag} {value:.4g}' if isinstance(value, float) else f'{flag} {value}')
+            + ' (without effect)' * (flag in without) for flag, value in trial.params.items()]
 
 
 def summarise(search, study):
@@ -85,14 +86,6 @@ def plot(search, study):
         figure.savefig(folder / f'{name}.png', dpi=150, bbox_inches='tight')
         matplotlib.pyplot.close(figure)
     print(f'plots: {folder}')
-
-
-def without_success(search, study):
-    """The message about a search in which no trial has finished."""
-    over = [trial for trial in study.trials if trials.is_counted(trial)]
-    reasons = [trial.user_attrs['reason'] for trial in over if 'reason' in trial.user_attrs]
-    last = f', the last one that failed: {reasons[-1]}' if reasons else ''
-    return f'{search.folder}: none of the {len(over)} trials has succeeded{last}; trials.csv has all reasons'
 
 
 def optuna_plots(flags):

@@ -164,9 +164,13 @@ def run(opt, others):
     optimize(search, study)
     report.summarise(search, study)
     best = trials.best_trial(study)
+    over = [trial for trial in study.trials if trials.is_counted(trial)]
     if best is None:
-        raise UserError(report.without_success(search, study))
-    states = collections.Counter(trial.state.name.lower() for trial in study.trials if trials.is_counted(trial))
+        reasons = [trial.user_attrs['reason'] for trial in over if 'reason' in trial.user_attrs]
+        last = f', the last one that failed: {reasons[-1]}' if reasons else ''
+        raise UserError(f'{search.folder}: none of the {len(over)} trials has succeeded{last}; trials.csv has all '
+                        'reasons')
+    states = collections.Counter(trial.state.name.lower() for trial in over)
     print(f'{search.name}: {", ".join(f"{n} {state}" for state, n in states.items())}; best {trials.trial_name(best)}, '
           f'{search.metric} {best.value:.4f} with {", ".join(report.trial_settings(best))}\n'
           f'config: {search.folder / "best.yaml"}\ntrials: {search.folder / "trials.csv"}')

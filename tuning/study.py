@@ -111,23 +111,24 @@ def open_storage(url, attempts=5):
     except ImportError:
         raise UserError(f'--storage {url_shown}: the driver of this database is not installed; for PostgreSQL: pip '
                         "install 'psycopg[binary]'") from None
-    except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError) as error:
-        if attempts:                       # another worker is making the tables at this moment
-            stopping.sleep(2)
-            return open_storage(url, attempts - 1)
-        raise UserError(f'--storage {url_shown}: {str(error.orig).strip().splitlines()[-1]}') from None
     except sqlalchemy.exc.SQLAlchemyError as error:
+        if attempts and isinstance(error, sqlalchemy.exc.IntegrityError | sqlalchemy.exc.ProgrammingError):
+            stopping.sleep(2)              # another worker is making the tables at this moment
+            return open_storage(url, attempts - 1)
         reason = str(getattr(error, 'orig', None) or error).strip().splitlines()[-1]
         raise UserError(f'--storage {url_shown}: {reason}') from None
 
 
 def require_same(search, stored, described):
     """
-    Raises UserError where the study has other ranges, flags or contents of files. stored: what it was described with;
-    {} if it is new.
+    Raises UserError where the study has other ranges, flags or contents of files, or its folder the trials of another
+    study. stored: what it was described with; {} if it is new.
     """
+    if not stored and (search.folder / 'base.yaml').exists():
+        raise UserError(f'--study_path {search.folder}: its trials are of another study than {search.name}; give its '
+                        '--study_name and --storage, or another --study_path')
     where = f'--study_path {search.folder}: its study was begun with'
-    for flag in dict.fromkeys([*stored.get('tune', {}), *(described['tune'] if 'tune' in stored else {})]):
+    for flag in (stored['tune'] | described['tune'] if stored else ()):
         old, new = (ranges.range_text(content['tune'].get(flag)) for content in (stored, described))
         if old != new:
             raise UserError(f'{where} --tune {flag} {old}, not {new}; give the same range, or another --study_path')

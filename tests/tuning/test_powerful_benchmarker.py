@@ -273,6 +273,15 @@ def test_optimizers_of_any_kind_keep_their_arguments(tmp_path):
            loss_optim_args=[{'nesterov': True}], momentum=.8, loss_decay=0)
 
 
+def test_the_scheduler_and_the_clipping_of_an_optimizer_are_named_as_without_counterpart(tmp_path):
+    files = options_of(LAST)
+    given = {'scheduler': {'StepLR': {'step_size': 2}}, 'clip_grad_norm': 1}
+    files['optimizers']['optimizers']['trunk_optimizer']['RMSprop'] |= given
+    opt, missing = translated(write(tmp_path, files))
+    assert missing == {f'optimizers.trunk_optimizer.RMSprop.{name}': str(value) for name, value in given.items()}
+    expect(opt, optim='rmsprop', lr=2e-6, momentum=.8)
+
+
 @pytest.mark.parametrize('given', ['Adam', {'Adam': None}, {'Adam': {}}])
 def test_an_optimizer_without_a_learning_rate_has_the_one_of_torch(given, tmp_path):
     files = options_of(DATES[1])

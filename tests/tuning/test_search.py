@@ -193,6 +193,18 @@ def test_a_finished_search_is_extended_and_its_ranges_stay(flags, stub, capsys):
         assert {file: file.read_bytes() for file in (folder / 'study').glob('*.*')} == stored
 
 
+@pytest.mark.parametrize('more', [['--study_name', 'second'], ['--storage', 'sqlite:///{folder}/other.sqlite']])
+def test_a_folder_has_the_trials_of_one_study(more, flags, stub, capsys):
+    folder = stub()
+    arguments = [*flags, *TUNE, '--n_trials', '1', '--n_epochs', '0']
+    assert Hyperparameter_Search.main(arguments) == 0
+    files = sorted((folder / 'study').rglob('*'))
+    assert Hyperparameter_Search.main([*arguments, *(word.format(folder=folder) for word in more)]) == 2
+    assert 'study: its trials are of another study than ' in capsys.readouterr().err
+    assert sorted((folder / 'study').rglob('*')) == files
+    assert Hyperparameter_Search.main(arguments) == 0
+
+
 def test_a_file_of_a_study_may_move_but_not_change(flags, stub, tmp_path, capsys):
     folder = stub()
     first, second = tmp_path / 'first.pth', tmp_path / 'second.pth'
