@@ -25,7 +25,6 @@ from utilities.files import remove_temporary
 
 BUILT = ('data', 'network')                                                    # groups of flags
 TRAINING = ('training', 'batch creation', 'batch mining', 'losses')
-NO_EFFECT = 'Note: without effect in this run:'               # the flags follow
 # Removed flags and their defaults; a run with another value needs the code of TAG
 REMOVED = {
     'language_distill_w': 0.0, 'language_vectors': None, 'language_pseudoclass': False, 'language_pseudoclass_topk': 5,
@@ -202,7 +201,7 @@ def name_unread(opt, trained, evaluated):
     note(opt, *found)
     if found and processes.is_main():
         named = ', '.join(f'--{name} {text_of(value)}' for name, value in found.items())
-        print(f'{NO_EFFECT} {named}', file=sys.stderr)
+        print(f'Note: without effect in this run: {named}', file=sys.stderr)
 
 
 def unread(opt, trained, evaluated):

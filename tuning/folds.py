@@ -3,8 +3,8 @@ import math
 
 import optuna
 from optuna.trial import TrialState
+from tqdm import tqdm
 
-import configuration
 from evaluation import titles
 from launching import plan, process, script
 from launching.pool import FINISHED, Pool
@@ -74,9 +74,17 @@ class Folds:
                         raise TrialFailed(f'{run.savename}: exit code {code}: {process.reason(run)}')
                     self.over.add(run.name)
                 self.report()
+            if self.trial.number == 0:
+                self.print_notes()
             return self.report()
         finally:
             self.pool.stop()
+
+    def print_notes(self):
+        """Prints the notes of the first run, such as on flags without effect; the other runs have the same."""
+        for line in process.printed_lines(self.runs[0]):
+            if line.startswith('Note: '):
+                tqdm.write(f'{self.runs[0].savename}: {line}')
 
     def folder(self, run):
         """The run folder, once there is one; found once, since it is looked for by its settings."""
@@ -116,9 +124,6 @@ class Folds:
             best_epochs.append(best_epoch)
             self.tell((index + 1) * n_steps, sum_of_best / len(self.runs))
         self.trial.set_user_attr('best_epochs', best_epochs)
-        notes = [line for line in process.printed_lines(self.runs[0]) if line.startswith(configuration.NO_EFFECT)]
-        without = [flag for flag in self.search.tuned if f' --{ranges.base_flag(flag)} ' in ' '.join(notes)]
-        self.trial.set_user_attr('without_effect', without)
         return sum_of_best / len(self.runs)
 
     def tell(self, step, value):

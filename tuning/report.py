@@ -23,10 +23,9 @@ def line(search, study, trial):
 
 
 def trial_settings(trial):
-    """['<flag> <value>', ...] with numbers of four digits, and whether the flag had no effect."""
-    without = trial.user_attrs.get('without_effect', ())
-    return [(f'{flag} {value:.4g}' if isinstance(value, float) else f'{flag} {value}')
-            + ' (without effect)' * (flag in without) for flag, value in trial.params.items()]
+    """['<flag> <value>', ...] with numbers of four digits."""
+    return [f'{flag} {value:.4g}' if isinstance(value, float) else f'{flag} {value}'
+            for flag, value in trial.params.items()]
 
 
 def summarise(search, study):
