@@ -167,6 +167,17 @@ def test_a_list_as_pandas_on_windows_writes_it(faces):
     assert found.second[0] == str(faces / 'lfw' / 'Abel_Pacheco' / 'Abel_Pacheco_0002.png')
 
 
+def test_a_network_without_finite_embeddings_is_refused(trained, lists, tmp_path, capsys):
+    states = torch.load(trained / 'checkpoint_last.pt', weights_only=True)
+    for weights in states['model'].values():
+        if weights.is_floating_point():
+            weights.fill_(torch.nan)
+    torch.save(states, tmp_path / 'broken.pt')
+    assert after_training(tmp_path / 'broken.pt', 'pairs', lists[0], *FLAGS) == 1
+    said = capsys.readouterr()
+    assert 'AUC' not in said.out and re.search(r'the embedding of \S+\.png is not finite', said.err)
+
+
 @pytest.mark.parametrize('name, text, sentence', [
     ('pairs.csv', 'a,b\n1,2\n', 'expected a header with the columns path_a, path_b, same, fold, found a, b'),
     ('pairs.csv', 'path_a,path_b,same,fold\nx,y,maybe,1\n', 'line 2: expected two paths, same as 1 or 0, and a fold'),
