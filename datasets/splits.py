@@ -190,7 +190,7 @@ def split(opt, table):
     if opt.use_tv_split:
         if 'val' in splits:
             has = f'--splits {opt.splits} has a' if chosen == FILE else 'this data set has an official'
-            raise UserError(f'--use_tv_split: {has} validation split; leave the flag out')
+            raise UserError(f'--use_tv_split: {has} validation split; give --use_tv_split false')
         splits['train'], splits['val'] = cut_validation(opt, table, splits.get('train', []))
     needed = {'train', 'test', *splits}
     if chosen in RANGED and opt.test_size == 0:

@@ -246,7 +246,7 @@ def storage_metrics(opt):
 
 def check_metrics(opt):
     """Raises UserError for metrics that do not exist or cannot select a network, and for flags that conflict."""
-    if opt.splits_to_eval and 'train' in opt.splits_to_eval and opt.no_train_metrics:
+    if 'train' in (opt.splits_to_eval or ()) and opt.no_train_metrics and 'no_train_metrics' in opt.given:
         raise UserError('--splits_to_eval train and --no_train_metrics exclude each other')
     for name in opt.evaluation_metrics:
         parse(name)

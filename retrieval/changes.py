@@ -10,7 +10,7 @@ from records import lock
 from retrieval import loading, search, store, unknown
 from retrieval.index import Index
 from retrieval.photos import named_by
-from utilities.errors import RunFailed, UserError
+from utilities.errors import UserError
 from utilities.files import remove_temporary, require_writable, require_writable_folder, write_text
 from utilities.optional import faiss_or_none
 
@@ -91,10 +91,6 @@ def fill(folder, network, transform, records, bs, kernels):
     try:
         for rows, found, broken in loading.embed_in_batches(network, transform, paths, bs, kernels):
             unreadable |= {paths[row]: reason for row, reason in broken.items()}
-            if rows and not np.isfinite(found).all():
-                bad = int(np.isfinite(found).all(axis=1).argmin())
-                raise RunFailed(f'the embedding of {paths[rows[bad]]} is not finite; the network of {network.source} '
-                                'cannot be used')
             if rows:
                 photos += [records[paths[row]] or [paths[row], 0, 0] for row in rows]
                 points.append(found)

@@ -17,7 +17,7 @@ from flags import command_line
 from retrieval import unknown
 from utilities import stopping
 from utilities.device import is_gpu
-from utilities.errors import UserError
+from utilities.errors import RunFailed, UserError
 from utilities.image_size import sides
 from utilities.randomness import preserved
 
@@ -174,6 +174,7 @@ def embed_in_batches(network, transform, images, bs=112, kernels=0):
     """
     Yields, batch by batch in the order of `images` (paths, or PIL images): the indices [B] of the images that can be
     read, their embeddings, a float32 array [B, D], and {index: reason} of the others. kernels: number of data workers.
+    Raises RunFailed for the first embedding that is not finite.
     """
     photos = Photos(list(images), transform.pipeline)
     loader = Loader(photos, batch_size=bs, num_workers=kernels, collate_fn=photos.collate,
@@ -182,6 +183,9 @@ def embed_in_batches(network, transform, images, bs=112, kernels=0):
     with bar, torch.inference_mode():
         for indices, batch, broken in stopping.checked(loader):
             found = network(batch).float().cpu().numpy() if indices else None
+            if indices and not np.isfinite(found).all():
+                bad = int(np.isfinite(found).all(axis=1).argmin())
+                raise RunFailed(f'the embedding of {photos.images[indices[bad]]} is not finite: the network is broken')
             bar.update(len(indices) + len(broken))
             yield indices, found, broken
 
@@ -195,7 +199,7 @@ def embed(network, transform, images, bs=112, kernels=0):
         bs:      number of images that are embedded at once.
         kernels: number of processes that load images; with 0, this process loads them.
 
-    Raises UserError for the first image that cannot be read, and for what is neither a path nor a PIL image.
+    Raises UserError for the first image that cannot be read, and for what is no image; RunFailed as embed_in_batches().
     """
     is_one = isinstance(images, str | os.PathLike | bytes) or hasattr(images, 'getexif')
     images = [images] if is_one or not hasattr(images, '__iter__') else [*images]

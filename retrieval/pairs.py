@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 import criteria
+from datasets import image_list
 from datasets.loading import workers
 from evaluation import rank_metrics
 from retrieval import loading, unknown
@@ -22,7 +23,6 @@ from utilities.text_tables import aligned
 
 RATES = 1e-3, 1e-2, 1e-1     # false-positive rates at which the true-positive rate is printed
 WITHOUT = ('eval_autocast', 'eval_reference', 'eval_level', 'splits_to_eval')
-SAME = {'1': True, '0': False, 'true': True, 'false': False}
 SUFFIXES = '.jpg', '.png', '.jpeg'
 DIGITS = 9                   # the most digits of a number in LFW's list
 
@@ -104,10 +104,13 @@ def read_csv(file, lines, folder):
                         f'{", ".join(reader.fieldnames or ["no row"])}')
     for row in reader:
         first, second, same, fold = (row[name] for name in wanted)
-        if not (first and second and fold) or (same or '').lower() not in SAME:
+        is_same = image_list.TRUTH.get((same or '').strip().lower())
+        if not (first and second and fold) or is_same is None:
             raise UserError(f'pairs {file}, line {reader.line_num}: expected two paths, same as 1 or 0, and a fold')
-        rows.append((str(folder / first), str(folder / second), SAME[same.lower()], fold))
-    return rows
+        rows.append((first, second, is_same, fold))
+    names = [name for row in rows for name in row[:2]]
+    paths = map(str, image_list.located(f'pairs {file}', folder, names))
+    return [(next(paths), next(paths), *row[2:]) for row in rows]
 
 
 def read_lfw(file, lines, folder):

@@ -56,7 +56,8 @@ def application(index, network, transform, k=24, hosts=LOCAL, n_votes=0):
             content = small(decoding.read_upright(index.paths[existing(row)], MAX_MEGAPIXELS, SIDE))
         except UserError:                                  # it was moved or damaged since it was indexed
             flask.abort(404, f'{short_name(index, row)} cannot be read any more, or is too large.')
-        return flask.Response(content, mimetype='image/jpeg', headers={'Cache-Control': 'max-age=3600'})
+        # a browser that keeps it would show it for the same row of another index, or after images were removed
+        return flask.Response(content, mimetype='image/jpeg', headers={'Cache-Control': 'no-store'})
 
     @app.get('/neighbours/<int:row>')
     def row_neighbours(row):

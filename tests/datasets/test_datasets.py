@@ -335,7 +335,7 @@ def test_splits_that_may_be_empty(opt):
 
 
 def test_a_second_validation_split_is_refused(opt):
-    with pytest.raises(UserError, match='--use_tv_split: this data set has an official validation split'):
+    with pytest.raises(UserError, match='this data set has an official validation split; give --use_tv_split false'):
         splits.split(opt(use_tv_split=True), table([1, 1, 1], parts=['train', 'val', 'test']))
 
 

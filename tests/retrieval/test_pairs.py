@@ -158,6 +158,26 @@ def test_the_list_of_lfw_is_read_as_it_is(trained, faces, capsys):
         assert decisions == {(file == 'pairs.txt',) * 2}
 
 
+def test_a_list_as_pandas_on_windows_writes_it(faces):
+    names = [f'{name}\\{name}_000{number}.png' for name in ('Abel_Pacheco', 'Dean_Barker') for number in (1, 2)]
+    (faces / 'pairs.csv').write_text('path_a,path_b,same,fold\n' + f'{names[0]},{names[1]} ,1.0,a\n'
+                                     f'{names[2]},{names[3]}, True,b\n{names[0]},{names[2]},0.0,b\n')
+    found = pairs.read(faces / 'pairs.csv', faces / 'lfw')
+    assert found.is_same.tolist() == [True, True, False]
+    assert found.second[0] == str(faces / 'lfw' / 'Abel_Pacheco' / 'Abel_Pacheco_0002.png')
+
+
+def test_a_network_without_finite_embeddings_is_refused(trained, lists, tmp_path, capsys):
+    states = torch.load(trained / 'checkpoint_last.pt', weights_only=True)
+    for weights in states['model'].values():
+        if weights.is_floating_point():
+            weights.fill_(torch.nan)
+    torch.save(states, tmp_path / 'broken.pt')
+    assert after_training(tmp_path / 'broken.pt', 'pairs', lists[0], *FLAGS) == 1
+    said = capsys.readouterr()
+    assert 'AUC' not in said.out and re.search(r'the embedding of \S+\.png is not finite', said.err)
+
+
 @pytest.mark.parametrize('name, text, sentence', [
     ('pairs.csv', 'a,b\n1,2\n', 'expected a header with the columns path_a, path_b, same, fold, found a, b'),
     ('pairs.csv', 'path_a,path_b,same,fold\nx,y,maybe,1\n', 'line 2: expected two paths, same as 1 or 0, and a fold'),

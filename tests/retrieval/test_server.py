@@ -101,6 +101,7 @@ def test_images_are_sent_by_row_and_reduced(client, index):
     image = Image.open(io.BytesIO(answer.data))
     assert (image.format, image.size, answer.mimetype) == ('JPEG', (server.SIDE, 320), 'image/jpeg')
     assert image.getpixel((5, 5))[1] > 100 > image.getpixel((5, 5))[0]
+    assert answer.headers['Cache-Control'] == 'no-store'             # another index has another image in this row
 
 
 def test_nothing_but_images_of_the_index_is_served(client):

@@ -136,6 +136,15 @@ def test_the_command_writes_a_list_and_a_contact_sheet(quick, run, tmp_path, cap
     assert '32 images of 4 classes' in capsys.readouterr().out
 
 
+def test_the_training_split_of_a_run_that_did_not_evaluate_it(quick, run, tmp_path, capsys):
+    assert run(*quick, '--no_train_metrics') == 0
+    trained = folder_of(tmp_path)
+    capsys.readouterr()
+    assert Retrieve_Images.main(['suspects', str(trained), '--out', str(tmp_path / 'found.csv'), '--splits_to_eval',
+                                 'train', 'test']) == 0
+    assert '72 images of 12 classes' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize('arguments, sentence', [
     (['nowhere'], 'nowhere: not a run folder'),
     (['nowhere', '--out', 'found.txt'], '--out found.txt: give a file that ends in .csv'),
