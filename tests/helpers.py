@@ -1,9 +1,11 @@
 """What several test files call."""
 import argparse
+import contextlib
 import csv
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -121,6 +123,17 @@ def export_here(patch):
         return SimpleNamespace(returncode=after_training(*command[2:]),
                                stderr='Note: a\nEvaluate_Network.py: error: what it says\n')
     patch.setattr(subprocess, 'run', run)
+
+
+@contextlib.contextmanager
+def full_after(n_bytes):
+    """In the block, no file can become larger, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def csv_rows(file):
