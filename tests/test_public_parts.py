@@ -253,6 +253,17 @@ def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(reg
         build = package.select_backbone if package is architectures else package.select
         with pytest.raises(UserError, match='--data_own_size is read, which parameters.py does not declare'):
             build(opt(**{flag: 'own'}), *more)
+
+    def by_loss(self, opt):
+        self.margin = vars(opt)[f'loss_{opt.loss}_margin']                   # so does the semi-hard miner there
+    monkeypatch.setitem(batch_mining.BATCHMINERS, 'own', type('own', (), {'BatchMiner': type('', (), {
+        '__init__': by_loss})}))
+    with pytest.raises(UserError, match=sentence.format('loss_own_margin')):
+        batch_mining.select(opt(loss='own', batch_mining='own'))
+    assert batch_mining.select(opt(loss='triplet', batch_mining='own')).margin == 0.2
+    registered(PROXIES.replace('opt.lr * 10', 'opt.lr * 0.9 ** opt.epoch'))
+    with pytest.raises(UserError, match=r'opt.epoch is read, .* of forward\(..., epoch\) of a loss'):
+        criteria.select(opt(loss='own', batch_mining='none'), None)
     registered(PROXIES.replace('own = torch.stack', 'self.par.loss_own_late; own = torch.stack'))
     assert run(*quick, '--loss', 'own', '--batch_mining', 'none') == 2
     assert re.search(sentence.format('loss_own_late'), capsys.readouterr().err)

@@ -128,6 +128,10 @@ def undeclared_flags():
     except AttributeError as error:
         if not isinstance(error.obj, argparse.Namespace):
             raise
+        if error.name == 'epoch':
+            raise UserError('opt.epoch is read, which the public code sets; here, the epoch is an argument: of '
+                            'forward(..., epoch) of a loss, __call__(..., epoch) of a miner, start_epoch(epoch) of any '
+                            'part') from error
         if error.name in SET_BY_A_RUN:
             raise UserError(f'opt.{error.name} ({SET_BY_A_RUN[error.name]}) is read, which main.py sets before it '
                             'builds the criterion; a program of your own has to set it, too') from error
