@@ -114,6 +114,18 @@ class Criterion(torch.nn.Module):
 '''
 
 
+RESULT = IMPORTS.replace('True, False', 'False, False') + '''
+ALLOWED_MINING_OPS = None
+
+class Criterion(torch.nn.Module):
+    def __init__(self, opt):
+        super().__init__()
+
+    def forward(self, batch, labels, **kwargs):
+        return {result}
+'''
+
+
 class OwnMiner:
     def __init__(self, opt):
         self.par, self.name = opt, 'own'
@@ -225,6 +237,21 @@ def test_miners_of_the_public_code_with_criteria_of_both(device, registered, opt
         flags = {'batch_mining': name, 'loss_npair_l2': 0, 'loss_lifted_l2': 0}
         ours, theirs = (value(opt, device, loss=loss, **flags) for loss in (name, 'own'))
         assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize('result, expected', [
+    ('torch.tensor(0.)', 0), ('batch[:1, 0] ** 2 * 0 + 3', 3), ('batch.detach().square().sum()', len(BATCH)),
+    ('0', 'int; expected a tensor of one number'), ('(batch.sum(), {})', 'tuple of 2, the first Tensor'),
+    ('batch.sum(dim=1)', r'Tensor of float32 \[12\]'), ('None', 'None')])
+def test_the_result_of_a_criterion_gets_a_graph_or_is_refused(result, expected, registered, opt):
+    registered(RESULT.replace('{result}', result))
+    for loss, weights in (('own', []), ('own+softmax', [1, 0])):
+        flags = {'loss': loss, 'batch_mining': 'none', 'loss_weights': weights, 'n_classes': 4}
+        if isinstance(expected, str):
+            with pytest.raises(UserError, match=rf'--loss own: its forward\(\) returned {expected}'):
+                value(opt, **flags)
+        else:
+            assert value(opt, **flags) == pytest.approx(expected)
 
 
 def test_a_criterion_with_parameters_and_groups_of_its_own(registered, opt):

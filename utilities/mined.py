@@ -37,6 +37,19 @@ def keep_keywords(names, criterion, arguments, given):
     return arguments, {name: value for name, value in given.items() if name in names}
 
 
+def scalar_loss(name, criterion, arguments, given, loss):
+    """
+    A hook after forward() of --loss `name`: a loss without a graph, as torch.tensor(0.) without tuples, gets one.
+    Raises UserError for a result that is not one number.
+    """
+    if given.get('reduction') == 'none':
+        return loss
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise UserError(f'--loss {name}: its forward() returned {described(loss)}; expected a tensor of one number')
+    batch = given['batch'] if 'batch' in given else arguments[0]
+    return loss.reshape(()) if loss.requires_grad else loss.reshape(()) + batch.sum() * 0
+
+
 def triplets_from_masks(positives, negatives):
     """Masks of positive and negative pairs, two bool [B, B] -> every triplet that they make: [T, 3]."""
     anchors, partners = positives.nonzero().T
