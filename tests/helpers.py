@@ -136,6 +136,12 @@ def full_after(n_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def fill(storage, embed):
+    """What a memory bank does before an epoch. embed: () -> embeddings of all training images."""
+    storage.embed = embed
+    storage.start_epoch(1)
+
+
 def csv_rows(file):
     with open(file, newline='', encoding='utf-8') as opened:
         return list(csv.DictReader(opened))
@@ -327,7 +333,7 @@ def sampler_of(opt, images, embeddings=None):
         noise = torch.randn(len(labels), opt.embed_dim, generator=generator)
         embeddings = torch.nn.functional.normalize(centres[labels] + .5 * noise, dim=1)
     if hasattr(sampler, 'storage'):
-        sampler.storage.fill(lambda: embeddings)
+        fill(sampler.storage, lambda: embeddings)
     return sampler
 
 
