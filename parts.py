@@ -366,7 +366,7 @@ def keep_features(opt, parts):
                    and not datasets.transforms.is_random(opt) and keep_training_features(opt, parts))
     kept = ['evaluated'] * of_evaluated + ['training'] * of_training
     if kept:
-        print(f'--freeze backbone: the features of the {" and ".join(kept)} images are computed once, and kept in '
+        print(f'--freeze backbone: the features of the {" and ".join(kept)} images are computed once; cache: '
               f'{cache_folder()}')
 
 

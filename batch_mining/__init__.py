@@ -64,7 +64,12 @@ def build(opt, pml_arguments):
     if opt.batch_mining.startswith(libraries.PML):
         return libraries.PmlMiner(opt, pml_arguments)
     module = choose(BATCHMINERS, opt.batch_mining, '--batch_mining')
-    return module and module.BatchMiner(opt)
+    try:
+        return module and module.BatchMiner(opt)
+    except KeyError as error:                              # as in vars(opt)[f'loss_{opt.loss}_margin']
+        if not str(error.args[0]).startswith('loss_'):
+            raise
+        raise AttributeError(name=error.args[0], obj=opt) from error          # which undeclared_flags() explains
 
 
 def check_feedback(images):

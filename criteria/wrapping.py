@@ -25,7 +25,7 @@ from criteria.weighted_sum import WeightedSum
 from flags.namespace import changed, flags_of_losses, note
 from utilities import libraries
 from utilities.errors import UserError, choose, named_flags, undeclared_flags
-from utilities.mined import COSTLY, Miner, MinerOfLists, finished, fitted
+from utilities.mined import COSTLY, Miner, MinerOfLists, finished, fitted, scalar_loss
 
 # From the inside to the outside
 AROUND_A_LOSS = [class_weights, cross_batch_memory, direction_regularisation, cascade, deep_adversarial, matryoshka]
@@ -140,6 +140,8 @@ def build_loss(opt, miner):
     else:
         built = loss.Criterion(opt, miner if hasattr(loss, 'FLAGS') else MinerOfLists(miner))
     built.needs_pairs = loss.REQUIRES_BATCHMINER or not built.state_dict()
+    if not hasattr(loss, 'FLAGS'):                                # of the public code
+        built.register_forward_hook(functools.partial(scalar_loss, opt.loss), with_kwargs=True)
     return finished(built)
 
 

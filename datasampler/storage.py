@@ -33,6 +33,8 @@ class Storage:
     With --data_mb_mom m > 0, each entry is moved further in the direction of its recent changes, as in the public code
     of Roth et al.: change <- m change + (1 - m) (new - stored), stored <- new + --data_mb_lr change. This takes a
     second tensor [N, D].
+
+    The attribute embed, () -> [N, --embed_dim] embeddings of all training images, is set later.
     """
 
     def __init__(self, opt, n_images):
@@ -59,15 +61,11 @@ class Storage:
         self.embeddings = self.embeddings.to(self.device)         # a run on a CPU may be resumed on a GPU
         if self.change is not None:
             self.change = self.change.to(self.device)
-        self.fill(self.embed)
-
-    def fill(self, embed):
-        """Before an epoch. embed: () -> [N, --embed_dim] embeddings of all training images; called only if needed."""
         if self.embeddings[0, 0].isnan():
-            self.embeddings = self.projected(embed()).clone()
+            self.embeddings = self.projected(self.embed()).clone()
             self.change = torch.zeros_like(self.embeddings) if self.momentum else None
         elif self.refill:
-            self.write(slice(None), self.projected(embed()))
+            self.write(slice(None), self.projected(self.embed()))
 
     def stepped(self, embeddings, labels, indices, step):
         """After a step: the batch's embeddings [B, --embed_dim] and image indices [B], on the CPU."""
@@ -118,17 +116,13 @@ class PublicStorage:
         self.is_filled = False
 
     def start_epoch(self, epoch):
-        self.fill(self.embed)
-
-    def fill(self, embed):
-        """Before an epoch. embed: () -> [N, D] embeddings of all training images; called only if needed."""
         if self.is_filled and not self.refill:
             return
         fill = self.sampler.create_storage
         if self.is_filled:
             fill = getattr(self.sampler, 'full_storage_update', fill)
         # a batch as the public loader of images gives it: labels, images, indices
-        fill([(self.labels, embed().detach().cpu(), torch.arange(len(self.labels)))], AsNetwork(), self.device)
+        fill([(self.labels, self.embed().detach().cpu(), torch.arange(len(self.labels)))], AsNetwork(), self.device)
         self.is_filled = True
 
     def stepped(self, embeddings, labels, indices, step):

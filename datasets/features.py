@@ -83,7 +83,7 @@ def write(file, rows):
             raise OSError(f'they need {rows.nbytes / 1e9:.1f} GB, and at most {LIMIT / 1e9:g} GB are kept')
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic(file) as temporary:
-            rows.numpy().tofile(temporary)
+            temporary.write_bytes(rows.numpy())          # tofile() does not say that a disk is full
     except OSError as error:
         print(f'Note: the features are not kept for further runs: {error}', file=sys.stderr)
     with contextlib.suppress(OSError):                   # another run may remove the same files

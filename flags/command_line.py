@@ -204,6 +204,8 @@ def read_config(parser, file, excluded=()):
         raise UserError(f'--config {file}: not a YAML file of flags: {error}') from None
     if not isinstance(settings, dict):
         raise UserError(f'--config {file}: expected lines of the form "flag: value"')
+    if {'flags', 'run_id'} <= settings.keys():
+        raise UserError(f'--config {file}: the file of a run folder; give --reproduce {Path(file).parent}')
     return accepted_settings(parser, settings, f'--config {file}', excluded)
 
 
@@ -214,7 +216,8 @@ def accepted_settings(parser, settings, where, excluded=()):
     where: the source of the settings, for the message. excluded: flags that are refused.
     """
     names = set(known_flags(parser)) - {'help', *excluded}
-    unknown = [f'{where}: {name}: unknown flag{hints.unknown(str(name), known_flags(parser))}'
+    hint = dict.fromkeys(excluded, ' in a file; give it on the command line')
+    unknown = [f'{where}: {name}: unknown flag{hint.get(name) or hints.unknown(str(name), known_flags(parser))}'
                for name in settings if name not in names]
     if unknown:
         raise UserError('\n'.join(unknown))

@@ -1,9 +1,11 @@
 """What several test files call."""
 import argparse
+import contextlib
 import csv
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -121,6 +123,23 @@ def export_here(patch):
         return SimpleNamespace(returncode=after_training(*command[2:]),
                                stderr='Note: a\nEvaluate_Network.py: error: what it says\n')
     patch.setattr(subprocess, 'run', run)
+
+
+@contextlib.contextmanager
+def full_after(n_bytes):
+    """In the block, no file can become larger, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def fill(storage, embed):
+    """What a memory bank does before an epoch. embed: () -> embeddings of all training images."""
+    storage.embed = embed
+    storage.start_epoch(1)
 
 
 def csv_rows(file):
@@ -314,7 +333,7 @@ def sampler_of(opt, images, embeddings=None):
         noise = torch.randn(len(labels), opt.embed_dim, generator=generator)
         embeddings = torch.nn.functional.normalize(centres[labels] + .5 * noise, dim=1)
     if hasattr(sampler, 'storage'):
-        sampler.storage.fill(lambda: embeddings)
+        fill(sampler.storage, lambda: embeddings)
     return sampler
 
 

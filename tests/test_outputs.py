@@ -1,8 +1,6 @@
 """Outputs that cannot be written, outside training: a sentence before the work, or after it where the disk fills up."""
-import contextlib
 import errno
 import os
-import resource
 import stat
 import threading
 from pathlib import Path
@@ -16,6 +14,7 @@ import Retrieve_Images
 from evaluation import pictures, protocol
 from reports import ensemble_evaluation, results
 from retrieval import commands, loading, review
+from tests.helpers import full_after
 from tests.retrieval.conftest import train
 from utilities import errors, files
 from utilities.errors import Unwritable, UserError
@@ -48,17 +47,6 @@ def places(tmp_path_factory):
     assert Retrieve_Images.main(['index', str(run), str(photos / 'class_00'), '--out', str(place / 'index'), *MACHINE]
                                 ) == 0
     return {'run': run, 'runs': place / 'runs', 'index': place / 'index', 'photos': photos / 'class_01'}
-
-
-@contextlib.contextmanager
-def full_after(n_bytes):
-    """In the block, no file can become larger, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def called(name, places, out, capsys):

@@ -235,6 +235,8 @@ def test_config_files_merge_left_to_right_and_the_command_line_wins(tmp_path):
     ('loss_triplet_margn: 1', r'c.yaml: loss_triplet_margn: unknown flag; did you mean loss_triplet_margin\?'),
     ('bs: many', 'c.yaml: --bs: expected a whole number of at least 1, not many'),
     ('resume: x', 'c.yaml: resume: unknown flag'),
+    ('config: x.yaml', 'c.yaml: config: unknown flag in a file; give it on the command line$'),
+    ('flags: {bs: 8}\nrun_id: 1f', r'c.yaml: the file of a run folder; give --reproduce \S+$'),
     ('- 1', 'c.yaml: expected lines of the form "flag: value"'),
     ('a: [', 'c.yaml: not a YAML file'),
     ('a: !!python/object/apply:os.getcwd []', 'c.yaml: not a YAML file'),

@@ -10,7 +10,7 @@ import torch
 
 import architectures
 import datasampler
-from tests.helpers import ROOT, assert_same_end, executed, folder_of, hand_over, images_of, state_of
+from tests.helpers import ROOT, assert_same_end, executed, fill, folder_of, hand_over, images_of, state_of
 from tests.test_public_parts import MINER, PROXIES, TRIPLES
 from utilities.errors import UserError
 from utilities.randomness import seed_everything
@@ -201,7 +201,7 @@ def test_a_public_sampler_gets_its_memory_bank_filled_and_updated_as_by_the_publ
     for refill in (False, True):
         sampler = sampler_of(monkeypatch, opt, data_idx_full_prec=refill)
         state = state_of(sampler=sampler)
-        sampler.storage.fill(lambda: first)
+        fill(sampler.storage, lambda: first)
         assert torch.equal(sampler.sampler.storage, first)
         seed_everything(1)
         batches = [*sampler]
@@ -211,14 +211,14 @@ def test_a_public_sampler_gets_its_memory_bank_filled_and_updated_as_by_the_publ
         expected = first.clone()
         expected[[3, 5]] = batch
         assert torch.equal(sampler.sampler.storage, expected)
-        sampler.storage.fill(lambda: second)
+        fill(sampler.storage, lambda: second)
         assert torch.equal(sampler.sampler.storage, second if refill else expected)
         other = sampler_of(monkeypatch, opt, data_idx_full_prec=refill)
         hand_over(state, state_of(sampler=other), tmp_path)
         assert hasattr(other.sampler, 'moved') == refill and other.storage.is_filled
         assert torch.equal(other.sampler.storage, sampler.sampler.storage)
     kept = sampler_of(monkeypatch, opt, data_storage_no_update=True)
-    kept.storage.fill(lambda: first)
+    fill(kept.storage, lambda: first)
     kept.storage.stepped(batch, None, torch.tensor([3, 5]), 1)
     assert torch.equal(kept.sampler.storage, first)
 
@@ -231,7 +231,7 @@ def test_a_public_sampler_may_have_an_array_as_memory_bank(opt, monkeypatch, tmp
     array = SAMPLER.replace(']).cpu()', ']).numpy()').replace(', self.update_storage =', ', self.no_update =') + method
     sampler, other = (sampler_of(monkeypatch, opt, array) for _ in range(2))
     state = state_of(sampler=sampler)
-    sampler.storage.fill(lambda: torch.zeros(12, 3))
+    fill(sampler.storage, lambda: torch.zeros(12, 3))
     sampler.storage.stepped(torch.ones(1, 3), None, torch.tensor([4]), 1)         # the method, as some files have it
     hand_over(state, state_of(sampler=other), tmp_path)
     assert other.sampler.storage.sum() == 3 and (other.sampler.storage[4] == 1).all()

@@ -114,6 +114,18 @@ class Criterion(torch.nn.Module):
 '''
 
 
+RESULT = IMPORTS.replace('True, False', 'False, False') + '''
+ALLOWED_MINING_OPS = None
+
+class Criterion(torch.nn.Module):
+    def __init__(self, opt):
+        super().__init__()
+
+    def forward(self, batch, labels, **kwargs):
+        return {result}
+'''
+
+
 class OwnMiner:
     def __init__(self, opt):
         self.par, self.name = opt, 'own'
@@ -227,6 +239,21 @@ def test_miners_of_the_public_code_with_criteria_of_both(device, registered, opt
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
+@pytest.mark.parametrize('result, expected', [
+    ('torch.tensor(0.)', 0), ('batch[:1, 0] ** 2 * 0 + 3', 3), ('batch.detach().square().sum()', len(BATCH)),
+    ('0', 'int; expected a tensor of one number'), ('(batch.sum(), {})', 'tuple of 2, the first Tensor'),
+    ('batch.sum(dim=1)', r'Tensor of float32 \[12\]'), ('None', 'None')])
+def test_the_result_of_a_criterion_gets_a_graph_or_is_refused(result, expected, registered, opt):
+    registered(RESULT.replace('{result}', result))
+    for loss, weights in (('own', []), ('own+softmax', [1, 0])):
+        flags = {'loss': loss, 'batch_mining': 'none', 'loss_weights': weights, 'n_classes': 4}
+        if isinstance(expected, str):
+            with pytest.raises(UserError, match=rf'--loss own: its forward\(\) returned {expected}'):
+                value(opt, **flags)
+        else:
+            assert value(opt, **flags) == pytest.approx(expected)
+
+
 def test_a_criterion_with_parameters_and_groups_of_its_own(registered, opt):
     registered(PROXIES)
     criterion = criteria.select(opt(loss='own', batch_mining='none', embed_dim=8), None)
@@ -253,6 +280,17 @@ def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(reg
         build = package.select_backbone if package is architectures else package.select
         with pytest.raises(UserError, match='--data_own_size is read, which parameters.py does not declare'):
             build(opt(**{flag: 'own'}), *more)
+
+    def by_loss(self, opt):
+        self.margin = vars(opt)[f'loss_{opt.loss}_margin']                   # so does the semi-hard miner there
+    monkeypatch.setitem(batch_mining.BATCHMINERS, 'own', type('own', (), {'BatchMiner': type('', (), {
+        '__init__': by_loss})}))
+    with pytest.raises(UserError, match=sentence.format('loss_own_margin')):
+        batch_mining.select(opt(loss='own', batch_mining='own'))
+    assert batch_mining.select(opt(loss='triplet', batch_mining='own')).margin == 0.2
+    registered(PROXIES.replace('opt.lr * 10', 'opt.lr * 0.9 ** opt.epoch'))
+    with pytest.raises(UserError, match=r'opt.epoch is read, .* of forward\(..., epoch\) of a loss'):
+        criteria.select(opt(loss='own', batch_mining='none'), None)
     registered(PROXIES.replace('own = torch.stack', 'self.par.loss_own_late; own = torch.stack'))
     assert run(*quick, '--loss', 'own', '--batch_mining', 'none') == 2
     assert re.search(sentence.format('loss_own_late'), capsys.readouterr().err)

@@ -128,6 +128,9 @@ def undeclared_flags():
     except AttributeError as error:
         if not isinstance(error.obj, argparse.Namespace):
             raise
+        if error.name == 'epoch':
+            raise UserError('opt.epoch is read, which nothing sets here; the epoch is an argument of forward(..., '
+                            'epoch) of a loss, __call__(..., epoch) of a miner and start_epoch(epoch)') from error
         if error.name in SET_BY_A_RUN:
             raise UserError(f'opt.{error.name} ({SET_BY_A_RUN[error.name]}) is read, which main.py sets before it '
                             'builds the criterion; a program of your own has to set it, too') from error
@@ -210,11 +213,10 @@ def reported(script):
     except Ended as error:
         end.code = error.code
     except (OSError, sqlite3.OperationalError) as error:
-        is_too_long = getattr(error, 'errno', None) == errno.ENAMETOOLONG
-        if not is_too_long and not is_disk_error(error):
-            raise
-        if is_too_long:
+        if getattr(error, 'errno', None) == errno.ENAMETOOLONG:
             error = f'{error.filename}: {error.strerror}; shorten it'
+        elif not is_disk_error(error):
+            raise
         elif not isinstance(error, Unwritable):
             error = Unwritable(getattr(error, 'filename', None) or 'an output', error)
         print(f'{script}: error: {error}', file=sys.stderr)

@@ -37,6 +37,19 @@ def keep_keywords(names, criterion, arguments, given):
     return arguments, {name: value for name, value in given.items() if name in names}
 
 
+def scalar_loss(name, criterion, arguments, given, loss):
+    """
+    A hook after forward() of --loss `name`: a loss without a graph, as torch.tensor(0.) without tuples, gets one.
+    Raises UserError for a result that is not one number.
+    """
+    if given.get('reduction') == 'none':
+        return loss
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise UserError(f'--loss {name}: its forward() returned {described(loss)}; expected a tensor of one number')
+    batch = given['batch'] if 'batch' in given else arguments[0]
+    return loss.reshape(()) if loss.requires_grad else loss.reshape(()) + batch.sum() * 0
+
+
 def triplets_from_masks(positives, negatives):
     """Masks of positive and negative pairs, two bool [B, B] -> every triplet that they make: [T, 3]."""
     anchors, partners = positives.nonzero().T
@@ -66,12 +79,15 @@ def from_columns(columns, batch):
     say how often each pair counts. Raises ValueError for columns of different lengths, and for indices outside the
     batch.
     """
-    columns = [as_indices(column, batch.device) for column in columns]
+    columns = [torch.as_tensor(column, device=batch.device) for column in columns]
     lengths = [len(column) for column in columns]
     if lengths[0] != lengths[1] or lengths[-1] != lengths[-2]:
         raise ValueError('columns of different lengths')
     for column in columns:
+        if len(column) and (column.is_floating_point() or column.dtype == torch.bool):
+            raise TypeError('no indices')
         require_inside(column, batch)
+    columns = [column.long() for column in columns]
     if len(columns) == 3:
         return torch.stack(columns, dim=1)
     counts = torch.zeros(2, len(batch), len(batch), dtype=torch.int64, device=batch.device)
@@ -83,14 +99,6 @@ def from_columns(columns, batch):
 def require_inside(indices, batch):
     if ((indices < 0) | (indices >= len(batch))).any():
         raise ValueError('indices outside the batch')
-
-
-def as_indices(column, device):
-    """A column of indices, a tensor, an array or a list -> int64. Raises TypeError for other numbers."""
-    column = torch.as_tensor(column, device=device)
-    if len(column) and (column.is_floating_point() or column.dtype == torch.bool):
-        raise TypeError('no indices')
-    return column.long()
 
 
 def is_column(part):

@@ -4,7 +4,7 @@ import torch
 
 from datasampler.storage import Storage
 from tests import host_waits
-from tests.helpers import folder_of, images_of, kept_by, sampler_of
+from tests.helpers import fill, folder_of, images_of, kept_by, sampler_of
 
 N, D = 9, 6
 
@@ -15,13 +15,13 @@ def random(*shape, seed=0):
 
 def filled(opt, **flags):
     storage = Storage(opt(embed_dim=D, **flags), N)
-    storage.fill(lambda: random(N, D))
+    fill(storage, lambda: random(N, D))
     return storage
 
 
 def test_it_is_filled_once_and_updated_from_batches(opt):
     storage = filled(opt)
-    storage.fill(lambda: pytest.fail('filled already'))
+    fill(storage, lambda: pytest.fail('filled already'))
     assert torch.equal(storage[torch.arange(N)], random(N, D))
     batch = random(4, D, seed=1).requires_grad_()
     storage.stepped(batch, None, torch.tensor([3, 0, 3, 7]), 1)
@@ -38,7 +38,7 @@ def test_an_update_does_not_make_the_host_wait_for_a_gpu(flags, opt):
     namespace.device = torch.device('cuda')
     with host_waits.fake_gpu() as waits:
         storage = Storage(namespace, N)
-        storage.fill(lambda: torch.randn(N, D, device='cuda'))
+        fill(storage, lambda: torch.randn(N, D, device='cuda'))
         waits.found.clear()
         storage.stepped(torch.randn(4, D, device='cuda', requires_grad=True), None, torch.tensor([3, 0, 3, 7]), 1)
     assert waits.found == [] and storage.embeddings.is_cuda
@@ -48,7 +48,7 @@ def test_embeddings_of_an_inference_pass_can_be_updated(opt):
     with torch.inference_mode():
         embedded = random(N, D)
     storage = Storage(opt(embed_dim=D), N)
-    storage.fill(lambda: embedded)
+    fill(storage, lambda: embedded)
     storage.stepped(torch.zeros(1, D), None, torch.tensor([2]), 1)
     assert not storage.embeddings[2].any() and embedded[2].any()
 
@@ -58,7 +58,7 @@ def test_no_update_and_all_anew(opt):
     storage.stepped(torch.zeros(2, D), None, torch.tensor([1, 2]), 1)
     assert torch.equal(storage.embeddings, random(N, D))
     storage = filled(opt, data_idx_full_prec=True)
-    storage.fill(lambda: random(N, D, seed=5))
+    fill(storage, lambda: random(N, D, seed=5))
     assert torch.equal(storage.embeddings, random(N, D, seed=5))
 
 
@@ -69,7 +69,7 @@ def test_momentum_runs_ahead_of_the_changes(opt):
     steps = [(random(3, D, seed=1), [4, 0, 8]), (random(2, D, seed=2), [4, 1]), (random(N, D, seed=3), list(range(N)))]
     for new, indices in steps:
         if len(indices) == N:
-            storage.fill(lambda new=new: new)
+            fill(storage, lambda new=new: new)
         else:
             storage.stepped(new, None, torch.tensor(indices), 1)
         for row, i in enumerate(indices):
@@ -83,7 +83,7 @@ def test_the_projection_keeps_distances_and_is_fixed_by_the_seed(opt):
     points, storages = random(200, 512), []
     for seed in (0, 0, 1):
         storages.append(Storage(opt(embed_dim=512, data_sampler_lowproj_dim=64, seed=seed), 200))
-        storages[-1].fill(lambda: points)
+        fill(storages[-1], lambda: points)
     first, same, other = (storage.embeddings for storage in storages)
     assert first.shape == (200, 64) and torch.equal(first, same) and not torch.equal(first, other)
     ratios = torch.nn.functional.pdist(first) / torch.nn.functional.pdist(points)

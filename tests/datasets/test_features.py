@@ -10,7 +10,7 @@ import datasets
 import main
 import parts
 from datasets import features
-from tests.helpers import assert_resumes_exactly, assert_same_end, folder_of
+from tests.helpers import assert_resumes_exactly, assert_same_end, folder_of, full_after
 from utilities.files import temporary_path
 
 NOTE = 'are computed once'
@@ -119,6 +119,12 @@ def test_the_cache_keeps_the_files_used_last(tmp_path, monkeypatch, capsys):
     assert 'the features are not kept for further runs: they need 0.0 GB, and at most 1e-07' in capsys.readouterr().err
     assert features.read(files[0], (5, 3)) is features.read(files[1], (5, 2)) is None
     np.testing.assert_array_equal(np.fromfile(files[0], np.float32), np.arange(10))
+
+
+def test_a_full_disk_of_the_cache_is_named_with_its_file(tmp_path, capsys):
+    with full_after(1000):
+        features.write(tmp_path / 'features_0.float32', torch.ones(4000, 2))
+    assert f'not kept for further runs: {tmp_path / "features_0.float32"}: its disk is full' in capsys.readouterr().err
 
 
 def test_a_resumed_run_keeps_the_features_of_its_own_weights(quick, run, tmp_path):
