@@ -109,8 +109,8 @@ def read_csv(file, lines, folder):
             raise UserError(f'pairs {file}, line {reader.line_num}: expected two paths, same as 1 or 0, and a fold')
         rows.append((first, second, is_same, fold))
     names = [name for row in rows for name in row[:2]]
-    paths = map(str, image_list.located(f'pairs {file}', folder, names))
-    return [(next(paths), next(paths), *row[2:]) for row in rows]
+    paths = [str(path) for path in image_list.located(f'pairs {file}', folder, names)]
+    return [(first, second, *row[2:]) for first, second, row in zip(paths[::2], paths[1::2], rows, strict=True)]
 
 
 def read_lfw(file, lines, folder):
