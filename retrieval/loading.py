@@ -180,9 +180,10 @@ def embed_in_batches(network, transform, images, bs=112, kernels=0):
     loader = Loader(photos, batch_size=bs, num_workers=kernels, collate_fn=photos.collate,
                     pin_memory=is_gpu(network.device), generator=torch.Generator())
     bar = tqdm(total=len(photos), desc='embed photos', leave=False, disable=None if len(photos) > 1 else True)
-    with bar, torch.inference_mode():
+    with bar:
         for indices, batch, broken in stopping.checked(loader):
-            found = network(batch).float().cpu().numpy() if indices else None
+            with torch.inference_mode():                  # between two batches, it would be the mode of the caller
+                found = network(batch).float().cpu().numpy() if indices else None
             if indices and not np.isfinite(found).all():
                 bad = int(np.isfinite(found).all(axis=1).argmin())
                 raise RunFailed(f'the embedding of {photos.images[indices[bad]]} is not finite: the network is broken')

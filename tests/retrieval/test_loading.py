@@ -33,6 +33,13 @@ def test_embeddings_are_those_of_embed(flags, trained, tmp_path, run):
     torch.testing.assert_close(embeddings, torch.from_numpy(written['embeddings'][:6]), rtol=0, atol=1e-6)
 
 
+def test_gradients_stay_on_where_an_embedding_is_not_continued(trained):
+    network, transform = retrieval.load(trained, 'cpu')
+    batches = loading.embed_in_batches(network, transform, [Image.new('RGB', (16, 16))] * 4, bs=2)
+    next(batches)
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
 def test_the_data_of_the_run_are_not_needed_and_nothing_else_changes(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(main.parts.datasets, 'select', lambda *arguments: 1 / 0)
     torch.manual_seed(3)
