@@ -2,7 +2,6 @@
 From images to embeddings: the only place that embeds. network_outputs() applies a network to a batch, in training too;
 embed_batch() says how images are embedded wherever nothing is trained; embed() embeds all images of a split.
 """
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from tqdm import tqdm
 
 from evaluation.ranking.arrays import take_rows
 from evaluation.ranking.neighbours import Search
+from records.checkpoint import checksum
 from utilities import exchange, processes, stopping
 from utilities.device import full_float32
 from utilities.errors import RunFailed, UserError
@@ -204,8 +204,5 @@ def write(embedded, file):
 
 def network_id(model, settings):
     """A checksum of the weights and of the flags that their use depends on: 16 hexadecimal digits."""
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for name, tensor in [*sorted(model.state_dict().items()), ('mean', model.mean), ('std', model.std)]:
-        digest.update(f'{name} {list(tensor.shape)} {tensor.dtype}'.encode())
-        digest.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
+    weights = dict(sorted(model.state_dict().items())) | {'mean': model.mean, 'std': model.std}
+    return checksum(weights, json.dumps(settings, sort_keys=True))[:16]
