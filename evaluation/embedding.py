@@ -106,8 +106,6 @@ class Embedded:
 
     def without_distractors(self):
         """The embeddings [n, D] and labels [n] of the images that are of a class: of all but distractors."""
-        if self.images.is_distractor is None:
-            return self.embeddings, self.images.labels
         kept = np.flatnonzero(~self.images.is_distractor)
         return take_rows(self.embeddings, kept), self.images.labels[kept]
 

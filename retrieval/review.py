@@ -49,8 +49,7 @@ def review(run, flags, out):
     places = []
     for split in splits:
         images = embedded[split].images
-        is_distractor = np.zeros(len(images), bool) if images.is_distractor is None else images.is_distractor
-        places += [(split, images, index) for index in np.flatnonzero(~is_distractor)]
+        places += [(split, images, index) for index in np.flatnonzero(~images.is_distractor)]
     names, labels = np.unique([images.class_names[images.labels[index]] for _, images, index in places],
                               return_inverse=True)
     found = suspects.find(torch.cat([embedded[split].without_distractors()[0] for split in splits]), labels)
