@@ -27,8 +27,7 @@ class ImageTable:
     paths:   the image files.
     classes: the class name of each image.
     parts:   None, or the official part that each image belongs to: train, val, test, query, gallery or distractor.
-    superclasses: class name -> name of its super-class, for data sets with a hierarchy.
-    coarser: such mappings for the levels above the super-classes, from the nearest level up.
+    levels:  mappings {class name: name of its super-class}, from the nearest level up; [{}] without super-classes.
     ignored: files and folders among the images that are not images.
     groups:  None, or the group (camera, place, day) of each image.
     roles:   None, or whether each image is a query and whether it is in the gallery, in the split of its part.
@@ -37,8 +36,7 @@ class ImageTable:
     paths: list
     classes: list
     parts: list | None = None
-    superclasses: dict = field(default_factory=dict)
-    coarser: list = field(default_factory=list)
+    levels: list = field(default_factory=lambda: [{}])
     ignored: list = field(default_factory=list)
     groups: list | None = None
     roles: list | None = None
@@ -93,8 +91,7 @@ class ImageSet(torch.utils.data.Dataset):
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
         self.class_names = names.tolist()
         self.labels = labels.astype(np.int64)
-        self.levels = [[level.get(name) for name in self.class_names]
-                       for level in (table.superclasses, *table.coarser)]
+        self.levels = [[level.get(name) for name in self.class_names] for level in table.levels]
         self.superclasses = self.levels[0]
         self.groups = None if table.groups is None else np.array(table.groups, dtype=str)
         parts = np.array(table.parts or [''] * len(self), dtype=str)

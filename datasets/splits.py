@@ -234,10 +234,10 @@ def image_hashes(table, splits):
     the table has them, super-classes, groups and boxes of the images, in the order of the splits, as split()
     gives them. Files are named below the folder that they have in common, so that data may move.
     """
-    levels = [table.superclasses, *table.coarser]
+    superclasses = [[level.get(name) for level in table.levels] for name in table.classes]
     columns = {'files': table.paths, 'labels': table.classes, 'groups': table.groups, 'roles': table.roles,
                'boxes': table.boxes and [box[1:5] for box in table.boxes],
-               'super-classes': any(levels) and [[level.get(name) for level in levels] for name in table.classes]}
+               'super-classes': any(table.levels) and superclasses}
     found = {}
     for name, column in columns.items():
         if column:

@@ -130,7 +130,7 @@ def test_distractors_are_of_no_super_class_but_in_the_gallery_of_theirs(supercla
     for name in ('none', superclass):
         above = dict(zip('abcd', 'xxyy', strict=True)) | {'0': name}
         part = images([*'0aabbccdd', *'000'], [*['distractor'], *['test'] * 8, *['distractor'] * 3], '1' * 12,
-                      superclasses=above)
+                      levels=[above])
         embedded = {'test': evaluation.embedding.Embedded(points, part)}
         found.append(evaluation.protocol.compute_metrics(flags, embedded, ['test'], flags.evaluation_metrics))
     within = [row.pop('test_within_mAP') for row in found]
