@@ -337,8 +337,10 @@ def test_levels_of_a_csv_and_norms_before_normalisation(quick, patterns, run, tm
     assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
     written = np.load(tmp_path / 'out.npz')
     classes = np.array([int(name[-2:]) for name in written['class_names']])
-    values = evaluation.compute(metrics, torch.from_numpy(written['embeddings']), written['labels'],
-                                levels=np.stack([classes // 2, classes // 4], axis=1), norms=written['norms'])
+    embeddings = torch.from_numpy(written['embeddings'])
+    pool = evaluation.Pool(embeddings, written['labels'], levels=np.stack([classes // 2, classes // 4], axis=1),
+                           norms=written['norms'])
+    values = evaluation.compute(metrics, embeddings, written['labels'], pool=pool)
     assert {name: float(row[f'test_{name}']) for name in metrics} == pytest.approx(values, abs=1e-9)
     flat = evaluation.compute(['h_ap'], torch.from_numpy(written['embeddings']), written['labels'])
     assert flat['h_ap'] != pytest.approx(values['h_ap'], abs=1e-3)
