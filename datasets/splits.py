@@ -273,12 +273,10 @@ def lone_queries(images, groups=None):
         """[number of queries] the number of gallery images with the query's label."""
         return np.bincount(labels[images.in_gallery], minlength=labels.max() + 1)[labels[images.is_query]]
 
-    n_left_out = images.in_gallery[images.is_query]        # the query itself
-    if groups is not None:
-        groups = np.unique(groups, return_inverse=True)[1]
-        pairs = np.unique(images.labels * (groups.max() + 1) + groups, return_inverse=True)[1]
-        n_left_out = n_alike(pairs)
-    return int((n_alike(images.labels) == n_left_out).sum())
+    # without groups, only the query itself is left out
+    groups = np.arange(len(images)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    pairs = np.unique(images.labels * (groups.max() + 1) + groups, return_inverse=True)[1]
+    return int((n_alike(images.labels) == n_alike(pairs)).sum())
 
 
 def digest(text):
