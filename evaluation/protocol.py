@@ -57,7 +57,7 @@ def compute_metrics(opt, embedded, splits, metrics):
     --eval_reference needs it.
     """
     row = {}
-    note_collapse({f'{split} split': embedded[split] for split in splits})
+    note_collapse(embedded, splits)
     for split in splits:
         for level in levels(opt):
             part = embedded[split]
@@ -82,9 +82,9 @@ def is_computed(metric, level):
     return level == 'class' or parse(metric)[1].needs in NEEDS_OF_LEVELS[level]
 
 
-def note_collapse(embedded):
-    """Prints a note if all embeddings of a set of images are the same. embedded: {name of the set: Embedded}."""
-    same = [name for name, part in embedded.items() if are_same(part.embeddings)]
+def note_collapse(embedded, splits):
+    """Prints a note if all embeddings of one of the `splits` are the same. embedded: {split: Embedded}."""
+    same = [f'{split} split' for split in splits if are_same(embedded[split].embeddings)]
     if same:
         print(collapse(' and the '.join(same)), file=sys.stderr)
 

@@ -45,7 +45,7 @@ def review(run, flags, out):
     built = parts.restore(opt, run)
     splits = evaluation.splits_to_evaluate(opt, built.data)
     embedded = evaluation.embed_splits(opt, built.model, built.data, splits)
-    note_collapse({f'{split} split': embedded[split] for split in splits})
+    note_collapse(embedded, splits)
     places = []
     for split in splits:
         images = embedded[split].images
