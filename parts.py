@@ -227,7 +227,7 @@ def check(opt, data):
 def has_positives(images, level):
     """Whether any query of an ImageSet has a positive in its gallery; at the level across, one of another group."""
     groups = images.groups if level == 'across' else None
-    return datasets.splits.lone_queries(images, groups) < images.roles[0].sum()
+    return datasets.splits.lone_queries(images, groups) < images.is_query.sum()
 
 
 def check_pairs(opt, criterion):

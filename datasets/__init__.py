@@ -75,7 +75,7 @@ def select(opt, input_size):
     sets = {name: ImageSet(table, chosen, evaluation) for name, chosen in split.items()}
     labelled = table
     if opt.unsupervised:
-        labelled = replace(table, classes=[f'{i:09}' for i in range(len(table.paths))], superclasses={}, coarser=[])
+        labelled = replace(table, classes=[f'{i:09}' for i in range(len(table.paths))], levels=[{}])
     elif opt.train_level:
         labelled = at_level(table, opt)
     train = ImageSet(labelled, split.get('train', []), training)
@@ -110,17 +110,16 @@ def unlike_published(dataset, table):
 
 def at_level(table, opt):
     """The table with the super-classes of --train_level as classes, and the levels above as their super-classes."""
-    levels = [table.superclasses, *table.coarser]
-    complete = [all(level.get(name) is not None for name in table.classes) for level in levels]
-    if opt.train_level > len(levels) or not complete[opt.train_level - 1]:
+    complete = [all(level.get(name) is not None for name in table.classes) for level in table.levels]
+    if opt.train_level > len(complete) or not complete[opt.train_level - 1]:
         raise UserError(f'--train_level {opt.train_level}: --dataset {opt.dataset} has {sum(complete)} levels of '
                         'super-classes here; docs/data.md says which data sets have them')
-    own, *above = levels[opt.train_level - 1:]
+    own, *above = table.levels[opt.train_level - 1:]
     for level in above:
         if len({(own[name], level[name]) for name in own}) > len({*own.values()}):
             raise UserError(f'--train_level {opt.train_level}: a super-class is in two super-classes of a level above')
-    superclasses, *coarser = [{own[name]: level[name] for name in own} for level in above] or [{}]
-    return replace(table, classes=[own[name] for name in table.classes], superclasses=superclasses, coarser=coarser)
+    levels = [{own[name]: level[name] for name in own} for level in above] or [{}]
+    return replace(table, classes=[own[name] for name in table.classes], levels=levels)
 
 
 def pipelines(opt, input_size):

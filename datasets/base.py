@@ -27,8 +27,7 @@ class ImageTable:
     paths:   the image files.
     classes: the class name of each image.
     parts:   None, or the official part that each image belongs to: train, val, test, query, gallery or distractor.
-    superclasses: class name -> name of its super-class, for data sets with a hierarchy.
-    coarser: such mappings for the levels above the super-classes, from the nearest level up.
+    levels:  mappings {class name: name of its super-class}, from the nearest level up; [{}] without super-classes.
     ignored: files and folders among the images that are not images.
     groups:  None, or the group (camera, place, day) of each image.
     roles:   None, or whether each image is a query and whether it is in the gallery, in the split of its part.
@@ -37,8 +36,7 @@ class ImageTable:
     paths: list
     classes: list
     parts: list | None = None
-    superclasses: dict = field(default_factory=dict)
-    coarser: list = field(default_factory=list)
+    levels: list = field(default_factory=lambda: [{}])
     ignored: list = field(default_factory=list)
     groups: list | None = None
     roles: list | None = None
@@ -78,10 +76,8 @@ class ImageSet(torch.utils.data.Dataset):
     class_names: the classes, sorted.
     superclasses: the super-class of each class, or None; levels: this list, then such lists of coarser super-classes.
     transform:   a pipeline.Pipeline.
-    is_query:    None if every image is a query and all others are its gallery; else bool [N]: True for the queries,
-                 False for their gallery.
-    in_gallery:  None, or bool [N]: the gallery, where queries are in it, too.
-    is_distractor: None, or bool [N]: gallery images that are never queries or positives.
+    is_query, in_gallery: bool [N]: the queries and their gallery; an image may be in both.
+    is_distractor: bool [N]: gallery images that are never queries or positives.
     groups:      None, or an array [N] of strings: the group (camera, place, day) of each image.
     features:    None, or the features.FixedFeatures with the features that take the images' place.
     """
@@ -95,21 +91,15 @@ class ImageSet(torch.utils.data.Dataset):
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
         self.class_names = names.tolist()
         self.labels = labels.astype(np.int64)
-        self.levels = [[level.get(name) for name in self.class_names]
-                       for level in (table.superclasses, *table.coarser)]
+        self.levels = [[level.get(name) for name in self.class_names] for level in table.levels]
         self.superclasses = self.levels[0]
         self.groups = None if table.groups is None else np.array(table.groups, dtype=str)
-        self.is_query = self.in_gallery = self.is_distractor = None
-        parts = set(table.parts or ())
-        if 'distractor' in parts:
-            self.is_distractor = np.array([part == 'distractor' for part in table.parts])
-        if table.roles and not all(map(all, table.roles)):
+        parts = np.array(table.parts or [''] * len(self), dtype=str)
+        self.is_distractor = parts == 'distractor'
+        self.is_query = ~np.isin(parts, ['gallery', 'distractor'])
+        self.in_gallery = parts != 'query'
+        if table.roles:
             self.is_query, self.in_gallery = np.array(table.roles).T
-        elif {'query', 'gallery'} <= parts:
-            self.is_query = np.array([part == 'query' for part in table.parts])
-        elif self.is_distractor is not None:
-            self.is_query = ~self.is_distractor
-            self.in_gallery = np.ones(len(self), bool)
 
     def __getstate__(self):
         return vars(self) | {'features': None}                 # data workers do not need it, and it holds networks
@@ -128,15 +118,6 @@ class ImageSet(torch.utils.data.Dataset):
             return None
         numbers = [np.unique(np.array(level, dtype=str), return_inverse=True)[1] for level in self.levels]
         return np.stack(numbers, axis=1)
-
-    @property
-    def roles(self):
-        """Two bool arrays [N]: whether each image is a query, and whether it is in the gallery."""
-        everyone = np.ones(len(self), bool)
-        if self.is_query is None:
-            return everyone, everyone
-        in_gallery = ~self.is_query if self.in_gallery is None else self.in_gallery
-        return self.is_query, in_gallery
 
     @property
     def image_list(self):

@@ -62,7 +62,7 @@ def file_of(opt, network, images, batches):
     files = [*map(str, images.sources), *((state.st_size, state.st_mtime_ns) for state in states)]
     weights = network.backbone.state_dict() | {'mean': network.mean, 'std': network.std}
     settings = [opt.arch, opt.pool, network.input_size, network.bgr, images.transform, str(opt.device),
-                torch.__version__, checksum({name: tensor.cpu() for name, tensor in weights.items()}), files, batches]
+                torch.__version__, checksum(weights), files, batches]
     return cache_folder() / f'features_{hashlib.sha256(repr(settings).encode()).hexdigest()[:32]}.float32'
 
 

@@ -74,9 +74,8 @@ def official_split(folder):
                             'images or classes, too; move it elsewhere, or rename the folders if they are '
                             'super-classes')
     print(f'Note: {folder}: official split by the {names}; --split_scheme half would split all classes')
-    levels = zip(*([table.superclasses, *table.coarser] for table in tables.values()), strict=False)
-    superclasses, *coarser = [dict(ChainMap(*level)) for level in levels]
-    joined = ImageTable([], [], [], superclasses, coarser, files_in(folder))
+    levels = zip(*(table.levels for table in tables.values()), strict=False)
+    joined = ImageTable([], [], [], [dict(ChainMap(*level)) for level in levels], files_in(folder))
     for path, table in tables.items():
         joined.paths += table.paths
         joined.classes += table.classes
@@ -125,7 +124,7 @@ def nested(folder):
         raise UserError(f'{folder}: the classes must all be in the same number of folders of super-classes, unlike '
                         f'{one} and {other}')
     names = sorted(set(table.classes))
-    table.superclasses, *table.coarser = [{name: name.rsplit('/', level)[0] for name in names}
-                                          for level in range(1, max(depths, default=0) + 1)] or [{}]
+    table.levels = [{name: name.rsplit('/', level)[0] for name in names}
+                    for level in range(1, max(depths, default=0) + 1)] or [{}]
     table.ignored = [path for path in table.ignored if not path.is_dir()]
     return table

@@ -75,9 +75,8 @@ def read(file, source_path, names=(), with_groups=False):
     with_groups = with_groups and 'group' in columns
     check_groups(file, rows, lines, with_groups)
     paths = located(f'--csv {file}', source_path, [row['path'] for row in rows])
-    superclasses, *coarser = [read_superclasses(file, rows, lines, column) for column in columns
-                              if column.startswith('superclass')] or [{}]
-    table = ImageTable(paths, [row['label'] for row in rows], superclasses=superclasses, coarser=coarser)
+    levels = [read_superclasses(file, rows, lines, column) for column in columns if column.startswith('superclass')]
+    table = ImageTable(paths, [row['label'] for row in rows], levels=levels or [{}])
     if 'split' in columns:
         table.parts = [row['split'] for row in rows]
     if {*ROLES} & {*columns}:

@@ -24,4 +24,4 @@ def load(opt):
     paths = [images / place / path.removeprefix('img/') for path, _, _ in rows]
     return ImageTable(paths, [item for _, item, _ in rows],
                       [part for _, _, part in rows],
-                      {item: '/'.join(path.split('/')[-4:-2]) for path, item, _ in rows})        # WOMEN/Dresses
+                      [{item: '/'.join(path.split('/')[-4:-2]) for path, item, _ in rows}])      # WOMEN/Dresses

@@ -27,7 +27,7 @@ def load(opt):
         evaluation = [source / layout for layout in layouts('images_evaluation') if (source / layout).exists()]
         characters = [folder for part in (path, *evaluation[:1]) for folder in sorted(part.glob('[!.]*/[!.]*/'))]
         table = ImageTable.from_folders({folder: f'{folder.parent.name}.{folder.name}' for folder in characters})
-    table.superclasses = {name: name.split('.')[0] for name in table.classes}
+    table.levels = [{name: name.split('.')[0] for name in table.classes}]
     return table
 
 

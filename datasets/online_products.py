@@ -33,4 +33,5 @@ def load(opt):
             parts.append(part)
             superclasses[name] = path.split('/')[0].removesuffix('_final')
     is_flat = paths and not (folder / paths[0]).exists() and (folder / Path(paths[0]).name).exists()
-    return ImageTable([folder / (Path(path).name if is_flat else path) for path in paths], classes, parts, superclasses)
+    names = [Path(path).name if is_flat else path for path in paths]
+    return ImageTable([folder / name for name in names], classes, parts, [superclasses])

@@ -234,10 +234,10 @@ def image_hashes(table, splits):
     the table has them, super-classes, groups and boxes of the images, in the order of the splits, as split()
     gives them. Files are named below the folder that they have in common, so that data may move.
     """
-    levels = [table.superclasses, *table.coarser]
+    superclasses = [[level.get(name) for level in table.levels] for name in table.classes]
     columns = {'files': table.paths, 'labels': table.classes, 'groups': table.groups, 'roles': table.roles,
                'boxes': table.boxes and [box[1:5] for box in table.boxes],
-               'super-classes': any(levels) and [[level.get(name) for level in levels] for name in table.classes]}
+               'super-classes': any(table.levels) and superclasses}
     found = {}
     for name, column in columns.items():
         if column:
@@ -250,10 +250,10 @@ def image_hashes(table, splits):
 
 def hash_of_images(images):
     """A hash of the files, boxes, labels and roles of an ImageSet, whatever their order."""
-    is_query, in_gallery = images.roles
     boxes = [source[1:5] if isinstance(source, tuple) else () for source in images.sources]
     names = [images.class_names[label] for label in images.labels]
-    rows = zip(below_common_folder(images.paths), boxes, names, is_query.tolist(), in_gallery.tolist(), strict=True)
+    rows = zip(below_common_folder(images.paths), boxes, names, images.is_query.tolist(), images.in_gallery.tolist(),
+               strict=True)
     return digest('\n'.join(sorted(map(repr, rows))))
 
 
@@ -269,18 +269,14 @@ def lone_queries(images, groups=None):
     The number of queries without a positive in the gallery, or, with their groups [N], without one of another group;
     retrieval metrics leave them out.
     """
-    is_query, in_gallery = images.roles
-
     def n_alike(labels):
         """[number of queries] the number of gallery images with the query's label."""
-        return np.bincount(labels[in_gallery], minlength=labels.max() + 1)[labels[is_query]]
+        return np.bincount(labels[images.in_gallery], minlength=labels.max() + 1)[labels[images.is_query]]
 
-    n_left_out = in_gallery[is_query]                      # the query itself
-    if groups is not None:
-        groups = np.unique(groups, return_inverse=True)[1]
-        pairs = np.unique(images.labels * (groups.max() + 1) + groups, return_inverse=True)[1]
-        n_left_out = n_alike(pairs)
-    return int((n_alike(images.labels) == n_left_out).sum())
+    # without groups, only the query itself is left out
+    groups = np.arange(len(images)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    pairs = np.unique(images.labels * (groups.max() + 1) + groups, return_inverse=True)[1]
+    return int((n_alike(images.labels) == n_alike(pairs)).sum())
 
 
 def digest(text):

@@ -2,7 +2,6 @@
 From images to embeddings: the only place that embeds. network_outputs() applies a network to a batch, in training too;
 embed_batch() says how images are embedded wherever nothing is trained; embed() embeds all images of a split.
 """
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from tqdm import tqdm
 
 from evaluation.ranking.arrays import take_rows
 from evaluation.ranking.neighbours import Search
+from records.checkpoint import checksum
 from utilities import exchange, processes, stopping
 from utilities.device import full_float32
 from utilities.errors import RunFailed, UserError
@@ -106,8 +106,6 @@ class Embedded:
 
     def without_distractors(self):
         """The embeddings [n, D] and labels [n] of the images that are of a class: of all but distractors."""
-        if self.images.is_distractor is None:
-            return self.embeddings, self.images.labels
         kept = np.flatnonzero(~self.images.is_distractor)
         return take_rows(self.embeddings, kept), self.images.labels[kept]
 
@@ -204,8 +202,5 @@ def write(embedded, file):
 
 def network_id(model, settings):
     """A checksum of the weights and of the flags that their use depends on: 16 hexadecimal digits."""
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for name, tensor in [*sorted(model.state_dict().items()), ('mean', model.mean), ('std', model.std)]:
-        digest.update(f'{name} {list(tensor.shape)} {tensor.dtype}'.encode())
-        digest.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
+    weights = dict(sorted(model.state_dict().items())) | {'mean': model.mean, 'std': model.std}
+    return checksum(weights, json.dumps(settings, sort_keys=True))[:16]

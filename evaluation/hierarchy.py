@@ -9,8 +9,6 @@ labels of an image.
 Definitions: Ramzi et al., Hierarchical Average Precision Training for Pertinent Image Retrieval, ECCV 2022,
 https://arxiv.org/abs/2207.04873.
 """
-import functools
-
 import numpy as np
 import torch
 
@@ -173,14 +171,8 @@ def asi(ranks, levels, n_levels):
 def ndcg(ranks, levels, n_levels):
     """Σ (2^level − 1) / log₂(1 + rank), divided by its ideal value. Järvelin and Kekäläinen, ACM TOIS 2002."""
     gains = 2.0 ** np.arange(n_levels + 1) - 1
-    discounts, sums = discounts_up_to(1 << int(ranks.max()).bit_length())
     ends = level_sizes(levels, n_levels)[:, ::-1].cumsum(axis=1)      # where each level ends in the ideal ranking
+    sums = np.append(0, np.cumsum(1 / np.log2(1 + np.arange(1, ends.max() + 1))))
     ideal = np.diff(sums[ends], axis=1, prepend=0) @ gains[:0:-1]
-    return (gains.take(levels) * discounts.take(ranks)).sum(axis=1) / ideal
-
-
-@functools.lru_cache
-def discounts_up_to(n):
-    """[n + 1]: 0, then 1 / log₂(1 + rank) for the ranks 1 to n; and their cumulative sums."""
-    discounts = np.append(0, 1 / np.log2(np.arange(2, n + 2)))
-    return discounts, discounts.cumsum()
+    discounts = 1 / np.log2(1 + ranks)
+    return (gains.take(levels) * discounts).sum(axis=1) / ideal

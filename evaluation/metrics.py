@@ -157,7 +157,7 @@ class Job:
         return replace(self, embeddings=unit, pool=replace(self.pool, embeddings=pool), ranking=None)
 
 
-def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, levels=None, norms=None, **options):
+def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, **options):
     """
     Args:
         metrics:     names, as in --evaluation_metrics.
@@ -167,7 +167,6 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
                      False for the gallery.
         seed:        seed of clustering and bootstrap.
         pool:        None, or the Pool in which the retrieval metrics search in place of these images.
-        levels, norms: without a pool, the super-classes and norms of these images, as in a Pool.
         ranking:     None, or embeddings [N, D] -> (queries [N, K], gallery [N, K]), whose inner product is the score.
         backend:     how to rank: auto, or one of ranking.ranks.WAYS.
         n_bootstrap: number of resamples of the classes for an interval of each retrieval metric; 0: no intervals.
@@ -179,12 +178,10 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
     columns.interval. Queries without a positive are left out of the retrieval metrics; a metric without any query is
     nan. Raises UserError for embeddings that are not finite, or too large for float32 distances.
     """
+    pool = pool or Pool(embeddings, labels, is_query=is_query)
+    is_own = pool.embeddings is embeddings
     embeddings = finite(embeddings.float())
-    if pool is None:
-        pool = Pool(embeddings, labels, is_query=is_query, levels=levels, norms=norms)
-    else:
-        others = pool.embeddings
-        pool = replace(pool, embeddings=embeddings if others is embeddings else finite(others.float()))
+    pool = replace(pool, embeddings=embeddings if is_own else finite(pool.embeddings.float()))
     if pool.norms is None:
         pool = replace(pool, norms=pool.embeddings.norm(dim=1).cpu().numpy())
     job = Job(embeddings, labels, pool, seed, **options)

@@ -46,10 +46,9 @@ def draw(opt, model, data, criterion, folder, pair=()):
         processes.run_on_rank_zero(save_pair, embedded, one, other, Path(folder))
         return
     saved = processes.run_on_rank_zero(save, opt, embedded, split, folder, None, ('png', 'svg'))
-    files = [Path(file) for file in saved]
-    for file in files:
+    for file in saved:
         print(file)
-    drawn = {file.stem for file in files}
+    drawn = {Path(file).stem for file in saved}
     missing = [name for name in opt.pictures if name in PICTURES and f'{name}_{split}' not in drawn]
     if missing:
         print(f'Not drawn: {", ".join(missing)}: the {split} split has too few images, no two images of one '

@@ -57,7 +57,7 @@ def compute_metrics(opt, embedded, splits, metrics):
     --eval_reference needs it.
     """
     row = {}
-    note_collapse({f'{split} split': embedded[split] for split in splits})
+    note_collapse(embedded, splits)
     for split in splits:
         for level in levels(opt):
             part = embedded[split]
@@ -82,9 +82,9 @@ def is_computed(metric, level):
     return level == 'class' or parse(metric)[1].needs in NEEDS_OF_LEVELS[level]
 
 
-def note_collapse(embedded):
-    """Prints a note if all embeddings of a set of images are the same. embedded: {name of the set: Embedded}."""
-    same = [name for name, part in embedded.items() if are_same(part.embeddings)]
+def note_collapse(embedded, splits):
+    """Prints a note if all embeddings of one of the `splits` are the same. embedded: {split: Embedded}."""
+    same = [f'{split} split' for split in splits if are_same(embedded[split].embeddings)]
     if same:
         print(collapse(' and the '.join(same)), file=sys.stderr)
 
@@ -195,9 +195,8 @@ def build_pool(opt, embedded, split, level):
     if opt.eval_reference != 'self' and split != 'train':
         train = embedded['train']
         parts = [own, train]
-        own_is_query, own_gallery = own.images.roles
-        is_query = np.concatenate([own_is_query, np.zeros(len(train.images), bool)])
-        in_gallery = np.concatenate([own_gallery & (opt.eval_reference == 'all'), np.ones(len(train.images), bool)])
+        is_query = np.concatenate([is_query, np.zeros(len(train.images), bool)])
+        in_gallery = np.concatenate([in_gallery & (opt.eval_reference == 'all'), np.ones(len(train.images), bool)])
     embeddings = torch.cat([part.embeddings for part in parts]) if len(parts) > 1 else own.embeddings
     # classes of two splits are the same if they have the same name
     names = np.concatenate([level_names(part.images, level) for part in parts])
@@ -206,11 +205,10 @@ def build_pool(opt, embedded, split, level):
     norms = None if own.norms is None else np.concatenate([part.norms for part in parts])
     labels = np.unique(names, return_inverse=True)[1]
     levels = stack_superclasses([part.images for part in parts])
-    if own.images.is_distractor is not None:               # distractors are of no class, at any level
-        distractors = np.flatnonzero(own.images.is_distractor)
-        labels[distractors] = labels.max() + 1
-        if levels is not None:
-            levels[distractors] = levels.max() + 1
+    distractors = np.flatnonzero(own.images.is_distractor)                # they are of no class, at any level
+    labels[distractors] = labels.max() + 1
+    if levels is not None:
+        levels[distractors] = levels.max() + 1
     return Pool(embeddings, labels, is_query=is_query, in_gallery=in_gallery, groups=groups, cameras=cameras,
                 levels=levels, norms=norms)
 
@@ -305,12 +303,11 @@ def check_draws(opt, data):
     """Raises UserError where no image remains as a query beside the drawn galleries, or where distractors have none."""
     for split in splits_to_evaluate(opt, data):
         images = data.evaluation[split]
-        if images.is_distractor is not None:
+        if images.is_distractor.any():
             raise UserError('--eval_draws draws images of each class, and distractors have no class; leave it out')
         if opt.eval_reference != 'self' and split != 'train':      # the gallery has training images: queries remain
             continue
-        is_query, in_gallery = images.roles
-        sizes = np.bincount(images.labels[is_query & in_gallery], minlength=1)
-        if sizes.max() <= opt.eval_draw_size and not (is_query & ~in_gallery).any():
+        sizes = np.bincount(images.labels[images.is_query & images.in_gallery], minlength=1)
+        if sizes.max() <= opt.eval_draw_size and not (images.is_query & ~images.in_gallery).any():
             raise UserError(f'--eval_draw_size {opt.eval_draw_size}: no class of the {split} split has more images, so '
                             'that none remains as a query; give a smaller number')

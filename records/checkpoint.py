@@ -245,12 +245,12 @@ def require_whole(path):
                         'another checkpoint of the run')
 
 
-def checksum(state):
-    """The SHA-256 of the names, types, shapes and bytes of the tensors in a state dict on the CPU."""
-    digest = hashlib.sha256()
-    for name, value in state.items():
-        digest.update(f'{name} {value.dtype} {list(value.shape)}\n'.encode())
-        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy())
+def checksum(state, text=''):
+    """The SHA-256 of a text and of the names, shapes, types and bytes of the tensors in a state dict."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in state.items():
+        digest.update(f'{name} {list(tensor.shape)} {tensor.dtype}'.encode())
+        digest.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

@@ -37,12 +37,7 @@ class Column(NamedTuple):
         return self.metric if self.level == 'class' else f'{self.level}_{self.metric}'
 
     def on(self, split):
-        """
-        The same metric of another split.
-
-        >>> Column('test', 'nmi', 'parent').on('val').name
-        'val_parent_nmi'
-        """
+        """The same metric of another split."""
         return self._replace(split=split)
 
 

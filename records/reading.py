@@ -153,16 +153,14 @@ def read_summary(file, n_epochs=None):
         return False, -1
     try:
         summary = json.loads(file.read_text(encoding='utf-8'))
-        last = summary['last_epoch']
-        is_whole = isinstance(summary['finished'], bool) and (not last or isinstance(last['epoch'], int))
+        last = summary['last_epoch']['epoch'] if summary['last_epoch'] else -1
+        if not isinstance(summary['finished'], bool) or not isinstance(last, int):
+            raise ValueError
     except OSError as error:
         raise UserError(f'{file}: {error.strerror}; copy it again, or leave the run out') from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        is_whole = False
-    if not is_whole:
-        raise UserError(f'{file}: not a complete summary of a run; copy it again, or leave the run out')
-    finished = summary['finished'] and summary.get('n_epochs', n_epochs) == n_epochs
-    return finished, last['epoch'] if last else -1
+        raise UserError(f'{file}: not a complete summary of a run; copy it again, or leave the run out') from None
+    return summary['finished'] and summary.get('n_epochs', n_epochs) == n_epochs, last
 
 
 def reached(flags, rows):

@@ -182,13 +182,12 @@ def read_splits(folder):
     file = Path(folder) / 'splits.yaml'
     try:
         content = read_yaml(file.read_text(encoding='utf-8'))
-        is_whole = all(len(part['classes']) == part['n_classes'] for part in content['splits'].values())
+        if any(len(part['classes']) != part['n_classes'] for part in content['splits'].values()):
+            raise ValueError
     except OSError as error:
         raise UserError(f'{file}: {error.strerror}') from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        is_whole = False
-    if not is_whole:
-        raise UserError(f'{file}: cut off, or not the splits of a run; copy it again')
+        raise UserError(f'{file}: cut off, or not the splits of a run; copy it again') from None
     return content
 
 

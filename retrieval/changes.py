@@ -91,9 +91,8 @@ def fill(folder, network, transform, records, bs, kernels):
     try:
         for rows, found, broken in loading.embed_in_batches(network, transform, paths, bs, kernels):
             unreadable |= {paths[row]: reason for row, reason in broken.items()}
-            if rows:
-                photos += [records[paths[row]] or [paths[row], 0, 0] for row in rows]
-                points.append(found)
+            photos += [records[paths[row]] or [paths[row], 0, 0] for row in rows]
+            points.append(found)
             if photos and time.monotonic() - saved >= SECONDS:
                 content = append(folder, content, photos, np.concatenate(points))
                 photos = []

@@ -40,7 +40,7 @@ def compare(opt):
 
 def report(opt, embedded, split):
     """The text of compare(). embedded: {split: Embedded}."""
-    note_collapse({f'{split} split': embedded[split]})
+    note_collapse(embedded, [split])
     pool = build_pool(opt, embedded, split, 'class')
     asked = Search(pool.embeddings.cpu().float(), pool.labels, pool.is_query, pool.in_gallery)
     train = embedded['train'].embeddings.cpu().float().numpy() if 'train' in embedded else asked.gallery.numpy()

@@ -82,7 +82,7 @@ def query(opt):
     n_workers = min(workers(opt), len(paths) - 1)
     for rows, found, broken in loading.embed_in_batches(network, transform, paths, opt.bs, n_workers):
         queries += [paths[row] for row in rows]
-        embeddings += [found] if rows else []
+        embeddings.append(found)
         reasons += broken.values()
     if not queries:
         raise UserError(reasons[0])

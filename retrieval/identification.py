@@ -121,8 +121,7 @@ AT_THRESHOLD = {'os_fpir': fpir, 'os_fnir': fnir, 'os_baks': baks, 'os_baus': ba
 
 def removable_classes(images):
     """The sorted labels of an ImageSet that can stay out of the gallery: those with queries and with gallery images."""
-    is_query, in_gallery = images.roles
-    return np.intersect1d(images.labels[is_query], images.labels[in_gallery])
+    return np.intersect1d(images.labels[images.is_query], images.labels[images.in_gallery])
 
 
 def divided(images, share, seed):
@@ -133,7 +132,7 @@ def divided(images, share, seed):
     """
     random = np.random.default_rng(seed)
     labels = images.labels
-    is_query, in_gallery = images.roles
+    is_query, in_gallery = images.is_query, images.in_gallery
     classes = random.permutation(removable_classes(images))
     unknown = np.isin(labels, classes[:round(share * len(classes))])
     in_both = np.flatnonzero(is_query & in_gallery)

@@ -9,7 +9,7 @@ import torch
 from evaluation.protocol import are_same
 from retrieval import search, store, unknown, vote
 from retrieval.loading import load
-from retrieval.nearest_rows import nearest
+from retrieval.nearest_rows import MORE, exact, measured
 from utilities.errors import UserError
 from utilities.optional import faiss_or_none
 
@@ -129,10 +129,10 @@ class Index:
             some = slice(start, start + QUERIES)
             found = None
             if self.approximate is not None:
-                found = search.nearest(self.approximate, self.embeddings, queries[some], k)
+                found = search.candidates(self.approximate, queries[some], k)
             if found is None:                                # exact search, or cells with fewer than k images
-                found = nearest(self.embeddings, queries[some], k, self.gallery, self.device)
-            rows[some], distances[some] = found
+                found = exact(self.gallery, queries[some], min(k + MORE, len(self)), self.device)
+            rows[some], distances[some] = measured(self.embeddings, queries[some], found, k)
         return rows, distances
 
     def query(self, embeddings, k=10):

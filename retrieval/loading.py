@@ -183,10 +183,11 @@ def embed_in_batches(network, transform, images, bs=112, kernels=0):
     with bar:
         for indices, batch, broken in stopping.checked(loader):
             with torch.inference_mode():                  # between two batches, it would be the mode of the caller
-                found = network(batch).float().cpu().numpy() if indices else None
-            if indices and not np.isfinite(found).all():
-                bad = int(np.isfinite(found).all(axis=1).argmin())
-                raise RunFailed(f'the embedding of {photos.images[indices[bad]]} is not finite: the network is broken')
+                found = network(batch).float().cpu().numpy() if indices else np.empty((0, network.width), np.float32)
+            bad = ~np.isfinite(found).all(axis=1)
+            if bad.any():
+                path = photos.images[indices[bad.argmax()]]
+                raise RunFailed(f'the embedding of {path} is not finite: the network is broken')
             bar.update(len(indices) + len(broken))
             yield indices, found, broken
 

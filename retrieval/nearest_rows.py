@@ -29,16 +29,6 @@ def exact(gallery, queries, k, device='cpu'):
     return rows.gather(1, scores.topk(min(k, len(gallery)), dim=1).indices).cpu().numpy()
 
 
-def nearest(gallery, queries, k, points=None, device='cpu'):
-    """
-    The k nearest rows of the gallery, or all if there are fewer: measured() among the candidates of exact(). points:
-    None, or the gallery as a tensor on the `device` of exact().
-    """
-    points = gallery if points is None else points
-    rows = exact(points, queries, min(k + MORE, len(gallery)), device)
-    return measured(gallery, queries, rows, k)
-
-
 def measured(gallery, queries, rows, k):
     """
     The k nearest of the candidate rows [Q, R] of the gallery (−1: none): rows [Q, k] and Euclidean distances [Q, k]

@@ -92,7 +92,7 @@ def save(opt, model, embedded, place, reason):
     Calibrates a threshold, prints it, and writes it into the folder of the run or checkpoint `place`. reason:
     no_threshold().
     """
-    note_collapse({f'{split} split': part for split, part in embedded.items()})
+    note_collapse(embedded, [*embedded])
     test = embedded['test']
     search = build_search(test, opt.share, opt.seed)
     answers = top_answers(search)

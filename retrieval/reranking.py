@@ -134,7 +134,7 @@ def compare(opt):
 
 def report(opt, embedded, splits, names, methods):
     """The text of compare(): a line per split and metric, a column per method."""
-    note_collapse({f'{split} split': embedded[split] for split in splits})
+    note_collapse(embedded, splits)
     lines = {}
     for split, level in itertools.product(splits, opt.eval_level):
         pool = build_pool(opt, embedded, split, level)

@@ -45,24 +45,21 @@ def review(run, flags, out):
     built = parts.restore(opt, run)
     splits = evaluation.splits_to_evaluate(opt, built.data)
     embedded = evaluation.embed_splits(opt, built.model, built.data, splits)
-    note_collapse({f'{split} split': embedded[split] for split in splits})
+    note_collapse(embedded, splits)
     places = []
-    split_names = []
     for split in splits:
         images = embedded[split].images
-        is_distractor = np.zeros(len(images), bool) if images.is_distractor is None else images.is_distractor
-        places += [(images, index) for index in np.flatnonzero(~is_distractor)]
-        split_names += [split] * np.count_nonzero(~is_distractor)
-    names, labels = np.unique([images.class_names[images.labels[index]] for images, index in places],
+        places += [(split, images, index) for index in np.flatnonzero(~images.is_distractor)]
+    names, labels = np.unique([images.class_names[images.labels[index]] for _, images, index in places],
                               return_inverse=True)
     found = suspects.find(torch.cat([embedded[split].without_distractors()[0] for split in splits]), labels)
 
     def suspect_path(index):
-        images, own = places[index]
+        _, images, own = places[index]
         return str(images.sources[own])
 
     def splits_of(suspect):
-        return {split_names[index] for index in (suspect.image, suspect.neighbour)}
+        return {places[index][0] for index in (suspect.image, suspect.neighbour)}
 
     rows = [{'kind': suspect.kind, 'path': suspect_path(suspect.image), 'label': names[labels[suspect.image]],
              'suggested_label': '' if suspect.suggested is None else names[suspect.suggested],
@@ -100,7 +97,7 @@ def note(suspect, splits=()):
 def draw(found, places, names, file):
     """The first suspects of each kind beside their neighbours, as the network sees them, with their labels."""
     def tile(index, colour, below=''):
-        return pictures.pixels(*places[index]), colour, f'{pictures.short(names[index], 20)}\n{below}'.strip()
+        return pictures.pixels(*places[index][1:]), colour, f'{pictures.short(names[index], 20)}\n{below}'.strip()
 
     rows = []
     for kind, title in TITLES.items():

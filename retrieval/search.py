@@ -3,7 +3,7 @@ import contextlib
 
 import numpy as np
 
-from retrieval.nearest_rows import MORE, exact, measured
+from retrieval.nearest_rows import MORE, exact
 from utilities.errors import UserError
 from utilities.optional import faiss_or_none
 
@@ -45,15 +45,13 @@ def filled(factory, points, gallery):
     return index
 
 
-def nearest(index, gallery, queries, k):
+def candidates(index, queries, k):
     """
-    As nearest_rows.nearest(), but only among the candidates that faiss's `index` finds. Returns None if they are fewer
-    than k for a query, which happens if it visits few cells.
+    The rows [Q, R] of the images that faiss's `index` finds, more than k, whose order it may mistake. None if they are
+    fewer than k for a query, which happens if it visits few cells.
     """
-    rows = index.search(queries, min(max(k + MORE, CANDIDATES), len(gallery)))[1]
-    if (rows[:, :min(k, len(gallery))] < 0).any():
-        return None
-    return measured(gallery, queries, rows, k)
+    rows = index.search(queries, min(max(k + MORE, CANDIDATES), index.ntotal))[1]
+    return None if (rows[:, :k] < 0).any() else rows
 
 
 def fit(gallery, factory):

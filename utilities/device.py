@@ -8,6 +8,7 @@ with large batches.
 import contextlib
 import ctypes
 import os
+import platform
 import sys
 import warnings
 
@@ -147,12 +148,7 @@ def check_compiler(device):
 
 def keep_freed():
     """Makes this process and its forked data workers keep freed memory, with glibc."""
-    if has_glibc():
+    if sys.platform == 'linux' and platform.libc_ver()[0] == 'glibc':
         library = ctypes.CDLL(None)
         library.mallopt(TRIM_THRESHOLD, KEPT)
         library.mallopt(MMAP_THRESHOLD, MAPPED_FROM)
-
-
-def has_glibc():
-    name = 'CS_GNU_LIBC_VERSION'
-    return name in getattr(os, 'confstr_names', ()) and (os.confstr(name) or '').startswith('glibc')

@@ -48,8 +48,9 @@ class Search:
         everyone = np.ones(len(labels), bool)
         if in_gallery is None:
             in_gallery = everyone if is_query is None else ~is_query
-        self.symmetric = ranking is None and is_query is None and in_gallery.all() and cameras is None
-        self.query_index = np.flatnonzero(everyone if is_query is None else is_query)
+        is_query = everyone if is_query is None else is_query
+        self.symmetric = ranking is None and cameras is None and is_query.all() and in_gallery.all()
+        self.query_index = np.flatnonzero(is_query)
         self.gallery_index = np.flatnonzero(in_gallery)
         index = np.full(len(labels), -1)
         index[self.gallery_index] = np.arange(len(self.gallery_index))

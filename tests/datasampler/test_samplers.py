@@ -163,8 +163,8 @@ def test_the_super_class_of_a_character_is_its_alphabet(opt, tmp_path):
     for folder in ('omniglot/images/Greek.character01', 'omniglot/images/Japanese_(katakana).character02'):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / '1.png').touch()
-    assert omniglot.load(opt(source_path=tmp_path)).superclasses == {
-        'Greek.character01': 'Greek', 'Japanese_(katakana).character02': 'Japanese_(katakana)'}
+    assert omniglot.load(opt(source_path=tmp_path)).levels == [{
+        'Greek.character01': 'Greek', 'Japanese_(katakana).character02': 'Japanese_(katakana)'}]
 
 
 @pytest.mark.parametrize('by', ['greedy_coreset', 'd2_coreset'])

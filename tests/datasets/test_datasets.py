@@ -256,7 +256,7 @@ def test_the_reality_check_takes_no_notice_of_official_parts(opt, tmp_path):
     data = select(opt, tmp_path, 'folder', csv=str(tmp_path / 'list.csv'), split_scheme='mlrc', fold=3)
     assert {name: part.class_names for name, part in data.evaluation.items()} == {
         'train': ['0', '1', '3', '4'], 'val': ['2'], 'test': ['5', '6', '7', '8', '9']}
-    assert data.evaluation['test'].is_query is None
+    assert data.evaluation['test'].is_query.all() and data.evaluation['test'].in_gallery.all()
 
 
 def test_folds_of_classes(opt):

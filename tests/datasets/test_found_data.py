@@ -208,7 +208,7 @@ def test_inshop(lists, images, opt, tmp_path):
     data = select(opt, tmp_path, 'inshop')
     test = data.evaluation['test']
     assert test.is_query.tolist() == [True, False, True, False] and test.labels.tolist() == [0, 0, 1, 2]
-    assert data.evaluation['train'].is_query is None
+    assert data.evaluation['train'].is_query.all() and data.evaluation['train'].in_gallery.all()
     assert data.description['splits']['test']['n_lone_queries'] == 1
     assert data.description['other_data'] == (
         'train 2 images of 1 classes, not 25,882 of 3,997; query 2 images of 2 classes, not 14,218 of 3,985; gallery '
@@ -344,7 +344,7 @@ def test_the_folders_of_market_1501(opt, tmp_path, capsys):
     assert classes_by_split(data) == {'train': ['0002', '0007'], 'test': ['0000', '0001', '0003']}
     test = data.evaluation['test']
     assert data.evaluation['train'].groups.tolist() == ['1', '3', '2']
-    rows = zip(test.paths, *test.roles, test.is_distractor, test.groups, strict=True)
+    rows = zip(test.paths, test.is_query, test.in_gallery, test.is_distractor, test.groups, strict=True)
     assert [(path.name[:4], *map(bool, row), group) for path, *row, group in rows] == [
         ('0001', True, False, False, '6'), ('0003', True, False, False, '1'), ('0000', False, True, True, '3'),
         ('0001', False, True, False, '2'), ('0003', False, True, False, '4')]
@@ -484,13 +484,14 @@ def test_queries_and_gallery_of_open_metric_learning(form, opt, tmp_path):
     if form == 'numbers':                                                              # 1.0, 0.0 and NaN
         table[['is_query', 'is_gallery']] = table[['is_query', 'is_gallery']].astype(float)
     data = listed(opt, tmp_path, table, index=False)
-    is_query, in_gallery = data.evaluation['test'].roles
-    assert is_query.tolist() == [True, False, True, True] and in_gallery.tolist() == [True, True, False, True]
-    assert data.train.is_query is None and data.evaluation['test'].roles[0].sum() == 3
+    test = data.evaluation['test']
+    assert test.is_query.tolist() == [True, False, True, True] and test.in_gallery.tolist() == [True, True, False, True]
+    assert data.train.is_query.all() and data.train.in_gallery.all()
     one = listed(opt, tmp_path, table.drop(columns='is_gallery'), index=False).evaluation['test']
-    assert one.is_query.tolist() == [True, False, True, True] and (one.roles[1] == ~one.is_query).all()
+    assert one.is_query.tolist() == [True, False, True, True] and (one.in_gallery == ~one.is_query).all()
     everyone = table.assign(is_query=True, is_gallery=True)
-    assert listed(opt, tmp_path, everyone, index=False).evaluation['test'].is_query is None
+    both = listed(opt, tmp_path, everyone, index=False).evaluation['test']
+    assert both.is_query.all() and both.in_gallery.all()
 
 
 def test_roles_of_validation_images(opt, tmp_path):
@@ -500,7 +501,8 @@ def test_roles_of_validation_images(opt, tmp_path):
     data = listed(opt, tmp_path, table, index=False)
     for split, start in (('val', 4), ('test', 8)):
         part = table[start:start + 4]
-        assert [roles.tolist() for roles in data.evaluation[split].roles] == [[*part.is_query], [*part.is_gallery]]
+        images = data.evaluation[split]
+        assert images.is_query.tolist() == [*part.is_query] and images.in_gallery.tolist() == [*part.is_gallery]
 
 
 @pytest.mark.parametrize('change, sentence', [

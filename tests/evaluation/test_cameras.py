@@ -85,12 +85,12 @@ def test_skipped_queries_are_counted(parts):
     if parts:
         classes = classes[:-1] + 'x'
     part = images(classes, parts, groups)
-    is_query, in_gallery = part.roles
+    is_query, in_gallery = part.is_query, part.in_gallery
     points = np.random.default_rng(0).normal(size=(10, 2))
     _, expected = brute_force(points, part.labels, part.groups, is_query, in_gallery)
     assert splits.lone_queries(part, part.groups) == expected
     one = np.zeros(10)
-    assert splits.lone_queries(part, one) == part.roles[0].sum() == is_query.sum()
+    assert splits.lone_queries(part, one) == is_query.sum()
     if parts:
         assert not is_query[-1] and in_gallery[-1]
 
@@ -130,7 +130,7 @@ def test_distractors_are_of_no_super_class_but_in_the_gallery_of_theirs(supercla
     for name in ('none', superclass):
         above = dict(zip('abcd', 'xxyy', strict=True)) | {'0': name}
         part = images([*'0aabbccdd', *'000'], [*['distractor'], *['test'] * 8, *['distractor'] * 3], '1' * 12,
-                      superclasses=above)
+                      levels=[above])
         embedded = {'test': evaluation.embedding.Embedded(points, part)}
         found.append(evaluation.protocol.compute_metrics(flags, embedded, ['test'], flags.evaluation_metrics))
     within = [row.pop('test_within_mAP') for row in found]

@@ -239,7 +239,8 @@ def test_what_is_retrieved_is_drawn_once_unless_no_picture_is(quick, run, tmp_pa
 def test_pictures_of_what_has_nothing_to_show():
     """One image per class: nothing to retrieve, no positive pairs."""
     class Images:
-        labels, is_query, in_gallery, is_distractor, class_names = np.arange(5), None, None, None, list('abcde')
+        labels, class_names = np.arange(5), list('abcde')
+        is_query, in_gallery, is_distractor = np.ones(5, bool), np.ones(5, bool), np.zeros(5, bool)
 
     embedded = evaluation.embedding.Embedded(torch.rand(5, 3), Images())
     for name in PICTURES:
@@ -252,8 +253,9 @@ class Images(torch.utils.data.Dataset):
 
     def __init__(self, class_names=('$$', 'a$^$b', r'\$x_1$', '$')):
         self.class_names, self.n_classes = class_names, len(class_names)
-        self.labels, self.is_query, self.in_gallery = np.arange(10 * len(class_names)) // 10, None, None
-        self.is_distractor = None
+        self.labels = np.arange(10 * len(class_names)) // 10
+        self.is_query = self.in_gallery = self.labels >= 0
+        self.is_distractor = self.labels < 0
 
     def __getitem__(self, index):
         return torch.full((3, 4, 4), index / 40), int(self.labels[index]), index
@@ -335,8 +337,10 @@ def test_levels_of_a_csv_and_norms_before_normalisation(quick, patterns, run, tm
     assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
     written = np.load(tmp_path / 'out.npz')
     classes = np.array([int(name[-2:]) for name in written['class_names']])
-    values = evaluation.compute(metrics, torch.from_numpy(written['embeddings']), written['labels'],
-                                levels=np.stack([classes // 2, classes // 4], axis=1), norms=written['norms'])
+    embeddings = torch.from_numpy(written['embeddings'])
+    pool = evaluation.Pool(embeddings, written['labels'], levels=np.stack([classes // 2, classes // 4], axis=1),
+                           norms=written['norms'])
+    values = evaluation.compute(metrics, embeddings, written['labels'], pool=pool)
     assert {name: float(row[f'test_{name}']) for name in metrics} == pytest.approx(values, abs=1e-9)
     flat = evaluation.compute(['h_ap'], torch.from_numpy(written['embeddings']), written['labels'])
     assert flat['h_ap'] != pytest.approx(values['h_ap'], abs=1e-3)

@@ -38,6 +38,11 @@ def brute_force(points, labels, levels, is_query):
     return {name: np.mean(values) if values else math.nan for name, values in found.items()}
 
 
+def computed(names, points, labels, levels, is_query=None, **options):
+    pool = evaluation.Pool(points, labels, is_query=is_query, levels=levels)
+    return evaluation.compute(names, points, labels, pool=pool, **options)
+
+
 @settings(max_examples=60)
 @given(case=cases(), n_levels=st.integers(0, 3), seed=st.integers(0, 99), chunk=st.sampled_from([1, 60, 1 << 20]))
 def test_metrics_of_levels_equal_brute_force(case, n_levels, seed, chunk):
@@ -45,14 +50,14 @@ def test_metrics_of_levels_equal_brute_force(case, n_levels, seed, chunk):
     levels = np.random.default_rng(seed).integers(0, 3, (labels.max() + 1, n_levels))[labels]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hierarchy, 'CHUNK', chunk)
-        found = evaluation.compute(NAMES, torch.from_numpy(points), labels, is_query, levels=levels)
+        found = computed(NAMES, torch.from_numpy(points), labels, levels, is_query)
     assert found == pytest.approx(brute_force(points, labels, levels, is_query), abs=1e-12, nan_ok=True)
 
 
 def test_six_points_of_two_levels():
     """ASI and NDCG are those of the authors' code, whose H-AP is .688194: it counts the query at its level."""
     labels = LABELS.numpy()
-    found = evaluation.compute(NAMES, UNIT, labels, levels=(labels // 2)[:, None])
+    found = computed(NAMES, UNIT, labels, (labels // 2)[:, None])
     assert found == pytest.approx({'h_ap': .703241, 'asi': .583333, 'ndcg': .781944}, abs=1e-6)
 
 
@@ -76,7 +81,7 @@ def test_images_that_float32_cannot_order(spread):
     random = np.random.default_rng(0)
     clusters, labels = np.arange(150) // 15, np.arange(150) % 5 + 5 * (np.arange(150) // 15)
     points = torch.from_numpy(random.normal(size=(10, 24))[clusters] + spread * random.normal(size=(150, 24))).float()
-    found = evaluation.compute(['h_ap', 'mAP'], points, labels, levels=clusters[:, None])
+    found = computed(['h_ap', 'mAP'], points, labels, clusters[:, None])
     flat = evaluation.compute(['h_ap'], points, labels)['h_ap']
     assert flat == pytest.approx(found['mAP'], abs=1e-12)
     assert found['h_ap'] == pytest.approx(brute_force(points.double().numpy() / max(spread, 1e-9) ** .5 * 1e3, labels,
@@ -89,7 +94,7 @@ def test_a_criterions_own_scores_and_a_perfect_ranking():
     codes = torch.nn.functional.one_hot(torch.from_numpy(np.stack([labels, levels[:, 0], levels[:, 1]]))).double()
     codes = codes.transpose(0, 1).flatten(1)
     for ranking in (None, lambda points: (points, points)):
-        values = evaluation.compute(['asi', 'ndcg'], codes, labels, levels=levels, ranking=ranking)
+        values = computed(['asi', 'ndcg'], codes, labels, levels, ranking=ranking)
         assert values == pytest.approx({'asi': 1, 'ndcg': 1})
     search = neighbours.Search(codes, labels, ranking=(codes, -codes))
     (rows, ranks, found), = hierarchy.ranked_levels(search, np.column_stack([labels, levels]), lambda *ranked: ranked)
@@ -98,6 +103,6 @@ def test_a_criterions_own_scores_and_a_perfect_ranking():
 
 def test_intervals_and_groups():
     labels = LABELS.numpy()
-    found = evaluation.compute(NAMES, UNIT, labels, levels=(labels // 2)[:, None], n_bootstrap=50)
+    found = computed(NAMES, UNIT, labels, (labels // 2)[:, None], n_bootstrap=50)
     assert list(found) == [name for metric in NAMES for name in (metric, f'{metric}_low', f'{metric}_high')]
     assert found['h_ap_low'] < found['h_ap'] < found['h_ap_high']

@@ -109,12 +109,14 @@ def test_r_auroc_equals_its_definition(points):
     assert rank_metrics.auroc(-np.array([.6, .1, .5, .4, .4, .2]), np.array([1, 1, 1, 1, 0, 0])) == .3125
     embeddings, labels = points
     norms = np.round(np.random.default_rng(1).random(90), 1)                   # with ties
+    pool = evaluation.Pool(embeddings, labels, norms=norms)
     for name, space in (('r_auroc', embeddings), ('c_r_auroc', torch.nn.functional.normalize(embeddings, dim=1))):
         distances = torch.cdist(space, space).fill_diagonal_(math.inf)
         correct = labels[distances.argmin(dim=1)] == labels
         queries = [i for i in range(90) if (labels == labels[i]).sum() > 1]
         scores = [(norms[i] > norms[j]) + (norms[i] == norms[j]) / 2
                   for i in queries if correct[i] for j in queries if not correct[j]]
-        assert evaluation.compute([name], embeddings, labels, norms=norms)[name] == pytest.approx(np.mean(scores))
+        assert evaluation.compute([name], embeddings, labels, pool=pool)[name] == pytest.approx(np.mean(scores))
     own = evaluation.compute(['c_r_auroc'], embeddings, labels)
-    assert own == evaluation.compute(['c_r_auroc'], embeddings, labels, norms=embeddings.norm(dim=1).numpy())
+    pool = evaluation.Pool(embeddings, labels, norms=embeddings.norm(dim=1).numpy())
+    assert own == evaluation.compute(['c_r_auroc'], embeddings, labels, pool=pool)

@@ -75,9 +75,9 @@ def test_exact_search_is_brute_force(n_queries, with_faiss, tmp_path):
     assert paths[0] == ['/photos/3.png', '/photos/7.png'] and distances[0, 1] == 0
 
 
-def test_embeddings_that_are_nearly_the_same_have_their_nearest_rows(with_faiss):
+def test_embeddings_that_are_nearly_the_same_have_their_nearest_rows(with_faiss, tmp_path):
     embeddings = (1 + 1e-3 * np.random.default_rng(0).normal(size=(2000, 64))).astype(np.float32)
-    rows, _ = nearest_rows.nearest(embeddings, embeddings[:20], 10)
+    rows, _ = index_of(tmp_path / 'index', embeddings).nearest(embeddings[:20], 10)
     assert np.array_equal(rows, brute_force(embeddings, embeddings[:20], 10)[0])
 
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retrieval
-from datasets.base import ImageSet
 from evaluation.embedding import Embedded
 from retrieval import identification, open_set
 from retrieval.identification import Answers
@@ -74,15 +73,17 @@ def test_metrics_equal_loops_with_ties_single_images_and_empty_groups(queries, t
 
 class Images(argparse.Namespace):
     """What an ImageSet says of its images."""
-    roles = ImageSet.roles
 
     def __len__(self):
         return len(self.labels)
 
 
 def images_of(labels, is_query=None, in_gallery=None):
-    is_query, in_gallery = (None if role is None else np.array(role) for role in (is_query, in_gallery))
-    return Images(labels=np.array(labels), is_query=is_query, in_gallery=in_gallery)
+    everyone = np.ones(len(labels), bool)
+    is_query = everyone if is_query is None else np.array(is_query)
+    if in_gallery is None:
+        in_gallery = everyone if is_query.all() else ~is_query
+    return Images(labels=np.array(labels), is_query=is_query, in_gallery=np.array(in_gallery))
 
 
 def random_part(seed, sizes=(7, 1, 4, 2, 5, 6), ranking=None, is_query=None):

@@ -1,11 +1,11 @@
 """utilities/device.py: freed memory is reused; programs that set PyTorch's precision themselves."""
+import platform
 import subprocess
 import sys
 
 import pytest
 
 from tests.helpers import ROOT
-from utilities import device
 
 # prints the page faults of ten blocks of 32 MB, one after the other
 SCRIPT = '''
@@ -50,7 +50,7 @@ def faults(*arguments):
                               text=True).stdout)
 
 
-@pytest.mark.skipif(not device.has_glibc(), reason='the thresholds are those of glibc')
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='the thresholds are those of glibc')
 def test_freed_memory_is_reused():
     pages = 10 * (1 << 25) // 4096
     n_kept = faults('keep')
