@@ -35,12 +35,9 @@ def legend_beside(axes, handles=None):
 
 
 def correlation(x, y):
-    """Pearson's r, with its number of points; nan where one of them does not vary."""
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    known = np.isfinite(x) & np.isfinite(y)
-    if known.sum() < 3 or not np.ptp(x[known]) or not np.ptp(y[known]):
-        return math.nan, int(known.sum())
-    return float(np.corrcoef(x[known], y[known])[0, 1]), int(known.sum())
+    """Pearson's r, with its number of finite points; nan for fewer than three, or where one does not vary."""
+    known = pandas.DataFrame({'x': x, 'y': y}, dtype=float).replace([np.inf, -np.inf], np.nan).dropna()
+    return float(known.corr(min_periods=3).loc['x', 'y']), len(known)
 
 
 @styled
