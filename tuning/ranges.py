@@ -35,7 +35,7 @@ def parse(words):
     parser = parameters.build()
     flag, *rest = words
     flags = {action.dest: facts(action) for action in parser._actions}
-    name = base_flag(flag)
+    name = flag.partition('.')[0]                  # loss_pml_args.alpha is an argument in --loss_pml_args
     if name not in flags:
         raise UserError(f'--tune {flag}: unknown flag{hints.unknown(name, flags)}')
     if name != flag and not flags[name].arguments_of:
@@ -45,11 +45,6 @@ def parse(words):
                         'miner or the loss')
     make = choices if len(rest) == 1 else numbers
     return flag, make(parser, flag, rest, f'--tune {" ".join(words)}')
-
-
-def base_flag(flag):
-    """The flag of main.py that a tuned value belongs to: loss_pml_args.alpha is an argument in --loss_pml_args."""
-    return flag.partition('.')[0]
 
 
 def tuned_settings(params):
@@ -101,8 +96,8 @@ def numbers(parser, flag, rest, where):
         raise UserError(f'{where}: LOW must be less than HIGH')
     if 'log' in scale and low <= 0:
         raise UserError(f'{where}: a log range must begin above 0')
-    type_of_flag = next(action.type for action in parser._actions if action.dest == base_flag(flag))
-    if kind is float and getattr(type_of_flag, '__name__', '') == 'INT':
+    types = {action.dest: action.type for action in parser._actions}
+    if kind is float and getattr(types.get(flag), '__name__', '') == 'INT':
         raise UserError(f'{where}: --{flag} takes whole numbers; write --tune {flag} {ends[0]} {ends[1]} int')
     for end in (low, high):
         require_accepted(parser, flag, end, where)
