@@ -134,11 +134,9 @@ def grid(tuned, n_points):
             axes[flag] = distribution.choices
             continue
         low, high = distribution.low, distribution.high
-        values = (np.geomspace if distribution.log else np.linspace)(low, high, n_points)
+        values = (np.geomspace if distribution.log else np.linspace)(low, high, n_points).tolist()
         if isinstance(distribution, IntDistribution):
             values = [low + distribution.step * round((value - low) / distribution.step) for value in values]
-        else:
-            values = [min(max(float(value), low), high) for value in values]
         axes[flag] = [*dict.fromkeys(values)]
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
