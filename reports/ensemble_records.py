@@ -12,9 +12,8 @@ from pathlib import Path
 import pandas
 
 from records import columns, run_folder
-from records.writing import as_text
 from utilities.errors import UserError
-from utilities.files import read_yaml, write_csv
+from utilities.files import read_yaml
 
 SETTINGS = 'ensemble.yaml'
 
@@ -73,10 +72,8 @@ def write(folder, settings, log, folds):
             'written': time.strftime('%Y-%m-%d %H:%M:%S')})
         with contextlib.closing(sqlite3.connect(unfinished / 'records.sqlite')) as database:
             for name, rows in (('log', log), ('folds', folds)):
-                write_csv(unfinished / f'{name}.csv', [
-                    {column: value if isinstance(value, str) else as_text(value) for column, value in row.items()}
-                    for row in rows])
                 table = pandas.DataFrame(rows)
+                table.to_csv(unfinished / f'{name}.csv', index=False, lineterminator='\n')
                 table.to_sql(name, database, index=False, dtype=dict.fromkeys(filter(is_score, table), 'REAL'))
         return run_folder.settle(unfinished, folder)
     except BaseException:
