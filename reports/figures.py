@@ -44,7 +44,7 @@ def correlation(x, y):
 def correlation_matrix(scores, names, file, title):
     """Pearson correlations between metrics over runs, at the selected epochs. scores: on one data set."""
     n = len(names)
-    matrix = np.array([[correlation(scores[one], scores[other])[0] for other in names] for one in names])
+    matrix = scores[names].astype(float).replace([np.inf, -np.inf], np.nan).corr(min_periods=3).to_numpy()
     labels = [titles.metric(name) for name in names]
     margin = LETTER * max(map(len, labels))
     figure = new_figure(0.9 + margin + 0.32 * n, 0.5 + margin + 0.3 * n)
