@@ -10,7 +10,6 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 import parameters
 import parts
 from flags import command_line, hints
-from flags.help_texts import facts
 from utilities.errors import UserError
 from utilities.files import read_yaml
 
@@ -34,13 +33,12 @@ def parse(words):
     """The words after one --tune -> (flag, distribution). Raises UserError."""
     parser = parameters.build()
     flag, *rest = words
-    flags = {action.dest: facts(action) for action in parser._actions}
     name = flag.partition('.')[0]                  # loss_pml_args.alpha is an argument in --loss_pml_args
-    if name not in flags:
-        raise UserError(f'--tune {flag}: unknown flag{hints.unknown(name, flags)}')
-    if name != flag and not flags[name].arguments_of:
+    if name not in parameters.defaults():
+        raise UserError(f'--tune {flag}: unknown flag{hints.unknown(name, parameters.defaults())}')
+    if name != flag and name not in parameters.flags_with('arguments_of'):
         raise UserError(f'--tune {flag}: --{name} takes no YAML mapping; leave {flag.removeprefix(name)} out')
-    if name not in [*command_line.flags_in_groups(parser, *TUNABLE), 'augmentation']:
+    if name not in {*parameters.flags_of_group(*TUNABLE), 'augmentation'}:
         raise UserError(f'--tune {flag}: not a flag to tune; choose one of the network, the training, the batches, the '
                         'miner or the loss')
     make = choices if len(rest) == 1 else numbers

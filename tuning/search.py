@@ -76,10 +76,9 @@ class Search:
 
         params: {flag: value} of the tuned flags. group: --group without _fold<k>. folder: --save_path.
         """
-        parser = parameters.build()
         recorded = configuration.recorded_settings(self.main)
-        machine = {name: value for name, value in recorded.items() if value != parser.get_default(name)
-                   and name not in parameters.settings_among(recorded)}
+        machine = {name: value for name, value in recorded.items()
+                   if name in parameters.beside_settings() and value != parameters.defaults()[name]}
         return [['--config', str(self.folder / 'base.yaml'), *command_line.tokens(ranges.tuned_settings(params)),
                  f'--fold={fold}', *command_line.tokens(machine), f'--save_path={folder}',
                  f'--group={group}_fold{fold}'] for fold in self.folds]
