@@ -9,7 +9,6 @@ pytorch-metric-learning and faiss are compared if installed.
 """
 import argparse
 import contextlib
-import csv
 import os
 import re
 import subprocess
@@ -23,16 +22,16 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
-import numpy as np
 import torch
-from PIL import Image
 
 import evaluation
 from benchmarks import figures, step
 from benchmarks.embeddings import SIZES, embeddings
 from benchmarks.evaluation import peers
 from benchmarks.figures import Row
+from benchmarks.runs import draw_classes
 from evaluation import clustering
+from records import reading
 from utilities import errors, stopping
 from utilities.errors import RunFailed, UserError
 
@@ -114,12 +113,7 @@ def runs(run):
     """Several runs at once by Launch_Runs.py, beside one: the time of an epoch, divided by the number of runs."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        random = np.random.default_rng(0)
-        for label in range(run.bs):                            # half of them to train on, two images of each per batch
-            (folder / f'images/class_{label}').mkdir(parents=True)
-            for number in range(2):
-                pixels = random.integers(256, size=(run.side, run.side, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f'images/class_{label}/{number}.jpg')
+        draw_classes(folder / 'images', run.bs, 2, run.side)   # half of them to train on, two images of each per batch
         together, alone = (median(seconds_of_epochs(run, folder, n)) for n in (run.n_runs, 1))
         yield Row(f'epoch of {run.n_steps} steps per run, {run.n_runs} runs at once; one run alone',
                   together / run.n_runs, alone, 1.0)
@@ -137,8 +131,7 @@ def seconds_of_epochs(run, folder, n):
     subprocess.run([sys.executable, 'Launch_Runs.py', str(folder / f'{n}.sh'), *slots], cwd=ROOT, check=True,
                    stdout=sys.stderr)
     for log in (folder / f'{n}_runs').glob('*/*/log.csv'):
-        with open(log, newline='') as file:
-            yield from (float(row['seconds']) for row in csv.DictReader(file) if row['epoch'] == '2')
+        yield from (row['seconds'] for row in reading.read_rows(log) if row['epoch'] == 2)
 
 
 def ranking(run):

@@ -65,33 +65,23 @@ def run_line(text, n_gpus, more):
     except ValueError as error:
         raise UserError(f'--line {text}: {error}') from None
     run = plan.planned_run([*arguments, *more])
-    started = started_when_free(run, ['--gpu', *map(str, range(n_gpus))] if n_gpus > 1 else [])
-    if started is None:
-        return 0
-    try:
-        while started.poll() is None:
-            stopping.sleep(stopping.POLL)
-    except KeyboardInterrupt:
-        process.stop({started: run})
-        raise
-    code = started.returncode
-    process.note_exit(run, code)
-    if code:
-        print(f'{run.name}: exit code {code}, {run.log} ends with\n{process.last_lines(run)}', file=sys.stderr)
-    return code
-
-
-def started_when_free(run, more):
-    """process.start(...), once no other process has the run; None, with a note, where there is nothing to do here."""
+    pool = Pool([run], [['--gpu', *map(str, range(n_gpus))] if n_gpus > 1 else []])
     end = time.monotonic() + PATIENCE
-    while True:                                     # a pre-empted job may come back before its process has ended
-        try:
-            started = process.start(run, more)
-            if started is None:
-                print(f'{run.name}: {FINISHED}')
-            return started
-        except process.Busy:
-            if time.monotonic() > end:
-                print(f'{run.name}: {ELSEWHERE}')
-                return None
+    try:
+        while pool.has_runs():
+            for _, state in pool.start():
+                if isinstance(state, Exception):
+                    raise state
+                if state != STARTED:
+                    print(f'{run.name}: {state}')
+            if pool.elsewhere and time.monotonic() > end:    # a pre-empted job may come before its process has ended
+                return 0
             stopping.sleep(stopping.POLL)
+            for _, code in pool.collect():
+                if code:
+                    print(f'{run.name}: exit code {code}, {run.log} ends with\n{process.last_lines(run)}',
+                          file=sys.stderr)
+                return code
+        return 0
+    finally:
+        pool.stop()

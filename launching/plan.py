@@ -21,13 +21,11 @@ class Planned:
     A run that a line of a script describes.
 
     arguments:   the arguments of main.py, without secrets.
-    settings:    the value of every flag, as configuration.recorded_settings gives them.
+    settings:    the value of every flag but the chosen ones, as configuration.recorded_settings gives them.
     parent:      the folder of its run folder.
     savename:    the name of its run folder.
     environment: the secrets, which its process gets in addition to the environment of this one.
     chosen:      the flags that were not given, and whose values the run may adapt to its data.
-    machine:     flags of the machine, such as paths and devices; they may differ from those in the run folder.
-    files:       those of them that name files, {flag: path}, whose content must be the same.
     """
     arguments: list
     settings: dict
@@ -35,8 +33,6 @@ class Planned:
     savename: str
     environment: dict = field(default_factory=dict, repr=False)
     chosen: tuple = ()
-    machine: set = frozenset()
-    files: dict = field(default_factory=dict)
 
     @property
     def name(self):
@@ -49,8 +45,8 @@ class Planned:
 
     def folder(self):
         """The run folder with these settings, the one with the most epochs if there are several; or None."""
-        settings = {name: value for name, value in self.settings.items() if name not in self.machine}
-        return reading.find(self.parent / self.savename, settings, self.chosen, self.files)
+        return reading.find(self.parent / self.savename, parameters.settings_among(self.settings), self.chosen,
+                            parameters.files_among(self.settings))
 
     def is_finished(self):
         folder = self.folder()
@@ -101,10 +97,8 @@ def planned_run(arguments):
         if getattr(opt, mode):
             raise UserError(f'--{mode}: a line to launch must train from the start')
     chosen = datasampler.chosen_later(opt)
-    recorded = configuration.recorded_settings(opt)
-    settings = {name: value for name, value in recorded.items() if name not in chosen}
+    settings = {name: value for name, value in configuration.recorded_settings(opt).items() if name not in chosen}
     parts.check_names(opt)
     shown = run_folder.without_secrets(arguments, parameters.flags_with('secret'))
     return Planned(shown, settings, Path(opt.save_path) / opt.dataset, run_folder.savename(opt),
-                   configuration.secret_variables(opt), chosen, parameters.beside_settings(),
-                   parameters.files_among(recorded))
+                   configuration.secret_variables(opt), chosen)

@@ -28,11 +28,8 @@ class Busy(Exception):
 
 def start(run, more):
     """
-    Starts the run, or resumes it; returns the process, or None for a run that is finished already.
-
-    more: arguments that follow the run's own arguments.
-
-    Raises Busy.
+    Starts the run, or resumes it, with the arguments `more` after its own; returns the process, or None for a run that
+    is finished already. Raises Busy.
     """
     run.parent.mkdir(parents=True, exist_ok=True)
     with open(run.log, 'a', encoding='utf-8') as log:

@@ -44,11 +44,12 @@ def report(opt, arguments):
     of_folds = []
     for ensemble, folder in zip(found, record(opt, found, arguments), strict=True):
         where = {'dataset': ensemble.dataset, 'method': ensemble.method, 'seed': ensemble.seed}
-        for rows, part in zip((log, of_folds), ensemble_records.read(folder), strict=True):
-            rows += [where | row for row in part]
+        rows, rows_of_folds = ensemble_records.read(folder)
+        log.append(rows.assign(**where))
+        of_folds.append(rows_of_folds.assign(**where))
         print(f'{ensemble}: {folder}')
     names = [Column('test', metric).name for metric in opt.evaluation_metrics]
-    texts = ensemble_tables.report(pandas.DataFrame(log), pandas.DataFrame(of_folds), names, opt.digits,
+    texts = ensemble_tables.report(pandas.concat(log), pandas.concat(of_folds), names, opt.digits,
                                    folds.notes_on(found))
     texts['markdown'] += '\n' + ensemble_tables.validation(found, opt.evaluation_metrics, opt.digits)
     print('\n' + texts['markdown'])

@@ -12,9 +12,8 @@ from pathlib import Path
 import pandas
 
 from records import columns, run_folder
-from records.writing import as_text
 from utilities.errors import UserError
-from utilities.files import read_csv, read_yaml, write_csv
+from utilities.files import read_yaml
 
 SETTINGS = 'ensemble.yaml'
 
@@ -34,25 +33,16 @@ def find(folder, identity):
 
 
 def read(folder):
-    """(rows of log.csv, rows of folds.csv) as write() got them, with all digits; None where there is no value."""
+    """The tables log.csv and folds.csv, with all digits; nan where there is no value."""
     tables = []
     for name in ('log.csv', 'folds.csv'):
         try:
-            rows = [{column: parsed_value(column, text) for column, text in row.items()}
-                    for row in read_csv(folder / name)]
-        except (ValueError, TypeError):
-            rows = []
-        if not rows:
+            table = pandas.read_csv(folder / name)
+            tables.append(table.astype(dict.fromkeys(filter(is_score, table), float)))
+        except (OSError, ValueError):
             raise UserError(f'{folder / name}: missing or damaged; delete the folder and start again to '
-                            'evaluate the ensemble')
-        tables.append(rows)
+                            'evaluate the ensemble') from None
     return tables
-
-
-def parsed_value(column, text):
-    if is_score(column):
-        return float(text) if text else None
-    return int(text) if column in ('seed', 'fold', 'epoch', 'dim') and text else text
 
 
 def is_score(column):
@@ -82,10 +72,8 @@ def write(folder, settings, log, folds):
             'written': time.strftime('%Y-%m-%d %H:%M:%S')})
         with contextlib.closing(sqlite3.connect(unfinished / 'records.sqlite')) as database:
             for name, rows in (('log', log), ('folds', folds)):
-                write_csv(unfinished / f'{name}.csv', [
-                    {column: value if isinstance(value, str) else as_text(value) for column, value in row.items()}
-                    for row in rows])
                 table = pandas.DataFrame(rows)
+                table.to_csv(unfinished / f'{name}.csv', index=False, lineterminator='\n')
                 table.to_sql(name, database, index=False, dtype=dict.fromkeys(filter(is_score, table), 'REAL'))
         return run_folder.settle(unfinished, folder)
     except BaseException:

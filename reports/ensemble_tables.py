@@ -110,9 +110,9 @@ def comparison_table(comparisons, log, names, digits):
                 for form, title in FORMS.items()}
     table = {}
     for row in comparisons.itertuples():
-        cell = tables.Cell(row.mean, row.half_width, 0 if math.isnan(row.mean) else row.n, row.n_expected)
-        cell.text = tables.cell_text(cell, row.metric, digits) + mark(row)
-        table.setdefault(row.method, {})[headings[row.form], row.metric] = cell
+        text = tables.cell_text(row.mean, row.half_width, row.metric, digits) + mark(row)
+        table.setdefault(row.method, {})[headings[row.form], row.metric] = tables.Cell(
+            row.mean, row.half_width, 0 if math.isnan(row.mean) else row.n, row.n_expected, text)
     trained = {row.method: table[row.method] for row in comparisons.itertuples() if row.trained}
     tables.mark_best(trained, list(headings.values()), names, digits)
     return table, list(headings.values())
@@ -169,8 +169,7 @@ def validation(ensembles, metrics, digits=2):
     means = scores.groupby(['dataset', 'method', 'seed'], sort=False)[names].mean()
     cells = []
     for (dataset, method), seeds in means.groupby(level=['dataset', 'method'], sort=False):
-        shown = [tables.cell_text(tables.Cell(*t_interval(seeds[name]), len(seeds), len(seeds)), name, digits)
-                 for name in names]
+        shown = [tables.cell_text(*t_interval(seeds[name]), name, digits) for name in names]
         cells.append([naming.dataset(dataset), naming.method(method), *shown])
     heads = [titles.metric(Column('test', columns.parse(name).metric).name) for name in names]
     return text_tables.markdown(['data set', 'method', *heads], cells) + (

@@ -49,14 +49,14 @@ def joined(members):
 
     members: for each network a list of Embedded. The first network's list gives the order of the N images.
     """
-    sources = [np.array([str(source) for part in parts for source in part.images.sources]) for parts in members]
-    orders = [names.argsort() for names in sources]
-    ranks = orders[0].argsort()                              # the place of each image among the sorted ones
+    sources = [[str(source) for part in parts for source in part.images.sources] for parts in members]
     embeddings = []
-    for parts, names, order in zip(members, sources, orders, strict=True):
-        if not np.array_equal(names[order], sources[0][orders[0]]):
+    for parts, names in zip(members, sources, strict=True):
+        places = {name: place for place, name in enumerate(names)}
+        if places.keys() != {*sources[0]}:
             raise UserError('the folds have other images: an ensemble needs one --source_path, with the same files')
-        embeddings.append(F.normalize(torch.cat([part.embeddings for part in parts]), dim=1)[order[ranks].tolist()])
+        own = F.normalize(torch.cat([part.embeddings for part in parts]), dim=1)
+        embeddings.append(own[[places[name] for name in sources[0]]])
     return torch.cat(embeddings, dim=1)
 
 

@@ -35,19 +35,16 @@ def legend_beside(axes, handles=None):
 
 
 def correlation(x, y):
-    """Pearson's r, with its number of points; nan where one of them does not vary."""
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    known = np.isfinite(x) & np.isfinite(y)
-    if known.sum() < 3 or not np.ptp(x[known]) or not np.ptp(y[known]):
-        return math.nan, int(known.sum())
-    return float(np.corrcoef(x[known], y[known])[0, 1]), int(known.sum())
+    """Pearson's r, with its number of finite points; nan for fewer than three, or where one does not vary."""
+    known = pandas.DataFrame({'x': x, 'y': y}, dtype=float).replace([np.inf, -np.inf], np.nan).dropna()
+    return float(known.corr(min_periods=3).loc['x', 'y']), len(known)
 
 
 @styled
 def correlation_matrix(scores, names, file, title):
     """Pearson correlations between metrics over runs, at the selected epochs. scores: on one data set."""
     n = len(names)
-    matrix = np.array([[correlation(scores[one], scores[other])[0] for other in names] for one in names])
+    matrix = scores[names].astype(float).replace([np.inf, -np.inf], np.nan).corr(min_periods=3).to_numpy()
     labels = [titles.metric(name) for name in names]
     margin = LETTER * max(map(len, labels))
     figure = new_figure(0.9 + margin + 0.32 * n, 0.5 + margin + 0.3 * n)

@@ -47,7 +47,7 @@ def write(file, groups, rule, names=()):
             lines += [key | {name: as_text(row[name], 6) for name in kept if name in row} for row in others]
     last = (TEST, IMAGES, *ORIGIN)
     metrics = dict.fromkeys(name for line in lines for name in line if name not in KEYS + last)
-    write_csv(file, [{name: line.get(name, '') for name in (*KEYS, *metrics, *last)} for line in lines])
+    write_csv(file, lines, (*KEYS, *metrics, *last))
 
 
 def as_text(value, digits):

@@ -19,11 +19,12 @@ OF_A_MEMBER = groups.OF_A_SEED | parameters.may_differ() | {'fold', 'group'}
 @dataclass
 class Member:
     """
-    A run with its best epoch by validation. classes: {split: {class: number of images}}; test: the test classes' hash.
+    A run with the row of its best epoch by validation. classes: {split: {class: number of images}}; test: the test
+    classes' hash.
     """
     run: reading.Run
     config: dict
-    epoch: int
+    best_row: dict
     checkpoint: Path
     classes: dict
     test: str
@@ -33,9 +34,8 @@ class Member:
         return self.run.flags.get('fold', 0)
 
     @property
-    def best_row(self):
-        """Its row of log.csv at its best epoch."""
-        return next(row for row in self.run.rows if row['epoch'] == self.epoch)
+    def epoch(self):
+        return self.best_row['epoch']
 
 
 @dataclass
@@ -80,7 +80,7 @@ def read_member(folder, known):
         raise UserError(f'{folder}: there is no {file.name}, its best network by validation')
     if config['split_hash'] not in known:
         known[config['split_hash']] = read_classes(folder)
-    return Member(run, config, best['epoch'], file, *known[config['split_hash']])
+    return Member(run, config, best, file, *known[config['split_hash']])
 
 
 def read_classes(folder):

@@ -112,8 +112,8 @@ def protocol_differences(line, run):
 
 def cells(row, digits):
     """Returns {(data set, heading): Cell} of a row of the printed table."""
-    published = tables.cell_text(tables.Cell(row.published, row.published_std, 1, 1), row.column, digits)
-    ours = tables.cell_text(tables.Cell(row.ours, row.std, row.n, row.n), row.column, digits)
+    published = tables.cell_text(row.published, row.published_std, row.column, digits)
+    ours = tables.cell_text(row.ours, row.std, row.column, digits)
     difference = differences.difference_text(row.difference, row.interval, row.column, digits)
     texts = {'published': '≈ ' * (row.exact == 'approximate') + published, 'ours': ours, 'n': row.n,
              'difference': row.reason or difference + ' ≠' * (abs(row.difference) > row.interval)}

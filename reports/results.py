@@ -5,7 +5,6 @@ from pathlib import Path
 
 from evaluation import titles
 from records import columns
-from records.columns import Column
 from reports import groups, naming, runs, selection, tables
 from utilities.errors import UserError
 from utilities.files import require_writable, require_writable_folder
@@ -87,14 +86,11 @@ def plan_figures(opt, grouped, names, rule):
         members = [group for group in grouped if group.test_set == dataset and group.runs]
         last = [run.rows[-1] for group in members for run in group.runs]
         shared = [name for name in last[0] if all(name in row for row in last)]
-        of_test = [name for name in shared if columns.parse(name) and columns.parse(name).split == 'test'
-                   and not columns.is_beside(name)]
+        of_test = [name for name in shared if name.startswith('test_') and not columns.is_beside(name)]
         matrix = chosen or titles.without_second_names(of_test)
-        causes = [Column('test', 'nmi').name]
+        causes = ['test_nmi']
         for metric in ('rho_spectrum@1', 'dists@intra_over_inter'):              # the training split's, if known
-            on_train = Column('train', metric).name
-            on_test = Column('test', metric).name
-            causes.append(on_train if on_train in shared else on_test)
+            causes.append(f'train_{metric}' if f'train_{metric}' in shared else f'test_{metric}')
         causes = [cause for cause in causes if cause in shared and cause != rule.by.name]
         singles = [*names, *chosen]
         if any(rule.by.name in row for row in last):         # it is missing where only validation classes are evaluated

@@ -60,9 +60,9 @@ def summarise(groups, scores, names, digits=1):
         rows = scores[(scores.group == group.name) & (scores.dataset == group.test_set)]
         for name in names:
             values = rows[name].dropna()
-            cell = Cell(values.mean(), values.std(), len(values), len(group.expected | set(rows.seed)))
-            cell.text = cell_text(cell, name, digits)
-            table[group.method][group.test_set, name] = cell
+            text = cell_text(values.mean(), values.std(), name, digits)
+            table[group.method][group.test_set, name] = Cell(values.mean(), values.std(), len(values),
+                                                             len(group.expected | set(rows.seed)), text)
     cells = [cell for of_method in table.values() for cell in of_method.values()]
     most = scores.seed.nunique() if max(cell.n for cell in cells) > 1 else 1
     for cell in cells:
@@ -89,11 +89,11 @@ def printed(value, name, digits):
     return f'{100 * value:.{digits}f}' if titles.is_fraction(name) else f'{value:.{digits + 2}f}'
 
 
-def cell_text(cell, name, digits):
-    if not cell.n:
+def cell_text(mean, std, name, digits):
+    if math.isnan(mean):
         return '–'
-    mean = printed(cell.mean, name, digits)
-    return mean if math.isnan(cell.std) else f'{mean} ± {printed(cell.std, name, digits)}'
+    text = printed(mean, name, digits)
+    return text if math.isnan(std) else f'{text} ± {printed(std, name, digits)}'
 
 
 def caption(scores, rule, names, table):

@@ -11,6 +11,7 @@ from records import columns
 from records.reading import FINISHED, Run, reached
 from utilities.errors import UserError
 from utilities.files import write_text
+from utilities.libraries import reason
 
 
 def download(project, cache, is_wanted):
@@ -34,7 +35,7 @@ def download(project, cache, is_wanted):
         found = wandb.Api(timeout=60).runs(project, per_page=100)
         n_runs = len(found)
     except problems as error:
-        raise UserError(f'--project {project}: W&B does not give it ({first_line(error)})') from None
+        raise UserError(f'--project {project}: W&B does not give it ({reason(error)})') from None
     if not n_runs:
         raise UserError(f'--project {project}: there are no runs in it')
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +49,7 @@ def download(project, cache, is_wanted):
             n_seen += 1
     except problems as error:
         raise UserError(f'--project {project}: W&B stopped answering after {n_seen} of {n_runs} runs '
-                        f'({first_line(error)}); what was loaded is kept in {folder}: start again') from None
+                        f'({reason(error)}); what was loaded is kept in {folder}: start again') from None
     return runs
 
 
@@ -64,10 +65,6 @@ def cached(file, run):
                         'rows': epoch_rows(run.scan_history(page_size=1000))}
     write_text(file, json.dumps(loaded))
     return loaded
-
-
-def first_line(error):
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def build_run(name, where, config, rows, state, group):

@@ -9,6 +9,7 @@ Settings named as `fixed` have no randomness: their points are their means.
 from typing import NamedTuple
 
 import numpy as np
+import pandas
 from scipy import optimize, stats
 
 LEVEL = 0.95
@@ -67,9 +68,7 @@ UNKNOWN = Variances(np.nan, 0, np.nan, 0, np.nan)
 def residuals(points, fixed=()):
     """Fits settings and seeds to points not `fixed`: ({setting: residuals [n]}, the residuals' degrees of freedom)."""
     cells = [(setting, seed) for setting in points if setting not in fixed for seed in points[setting]]
-    columns = [[cell[place] for cell in cells] for place in (0, 1)]
-    design = np.hstack([np.array([[name == one for one in dict.fromkeys(column)] for name in column], float)
-                        for column in columns])
+    design = pandas.get_dummies(pandas.DataFrame(cells), columns=[0, 1], dtype=float).to_numpy()
     values = np.array([points[setting][seed] for setting, seed in cells])
     found = {}
     for (setting, _), residual in zip(cells, values - design @ np.linalg.lstsq(design, values)[0], strict=True):

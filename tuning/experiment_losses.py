@@ -1,5 +1,4 @@
 """The losses, miners and sampler of an experiment of powerful-benchmarker as flags, by its training method."""
-import functools
 from dataclasses import dataclass, field
 
 import architectures
@@ -158,7 +157,6 @@ def mined_levels(miners, settings, n_levels, notes):
     return miner, given
 
 
-@functools.cache
 def backbone(arch):
     """The Backbone of --arch, without its weights."""
     return architectures.select_backbone(configuration.parse(['--arch', arch]))

@@ -10,7 +10,6 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 import parameters
 import parts
 from flags import command_line, hints
-from flags.help_texts import facts
 from utilities.errors import UserError
 from utilities.files import read_yaml
 
@@ -34,22 +33,16 @@ def parse(words):
     """The words after one --tune -> (flag, distribution). Raises UserError."""
     parser = parameters.build()
     flag, *rest = words
-    flags = {action.dest: facts(action) for action in parser._actions}
-    name = base_flag(flag)
-    if name not in flags:
-        raise UserError(f'--tune {flag}: unknown flag{hints.unknown(name, flags)}')
-    if name != flag and not flags[name].arguments_of:
+    name = flag.partition('.')[0]                  # loss_pml_args.alpha is an argument in --loss_pml_args
+    if name not in parameters.defaults():
+        raise UserError(f'--tune {flag}: unknown flag{hints.unknown(name, parameters.defaults())}')
+    if name != flag and name not in parameters.flags_with('arguments_of'):
         raise UserError(f'--tune {flag}: --{name} takes no YAML mapping; leave {flag.removeprefix(name)} out')
-    if name not in [*command_line.flags_in_groups(parser, *TUNABLE), 'augmentation']:
+    if name not in {*parameters.flags_of_group(*TUNABLE), 'augmentation'}:
         raise UserError(f'--tune {flag}: not a flag to tune; choose one of the network, the training, the batches, the '
                         'miner or the loss')
     make = choices if len(rest) == 1 else numbers
     return flag, make(parser, flag, rest, f'--tune {" ".join(words)}')
-
-
-def base_flag(flag):
-    """The flag of main.py that a tuned value belongs to: loss_pml_args.alpha is an argument in --loss_pml_args."""
-    return flag.partition('.')[0]
 
 
 def tuned_settings(params):
@@ -101,8 +94,8 @@ def numbers(parser, flag, rest, where):
         raise UserError(f'{where}: LOW must be less than HIGH')
     if 'log' in scale and low <= 0:
         raise UserError(f'{where}: a log range must begin above 0')
-    type_of_flag = next(action.type for action in parser._actions if action.dest == base_flag(flag))
-    if kind is float and getattr(type_of_flag, '__name__', '') == 'INT':
+    types = {action.dest: action.type for action in parser._actions}
+    if kind is float and getattr(types.get(flag), '__name__', '') == 'INT':
         raise UserError(f'{where}: --{flag} takes whole numbers; write --tune {flag} {ends[0]} {ends[1]} int')
     for end in (low, high):
         require_accepted(parser, flag, end, where)
@@ -139,11 +132,9 @@ def grid(tuned, n_points):
             axes[flag] = distribution.choices
             continue
         low, high = distribution.low, distribution.high
-        values = (np.geomspace if distribution.log else np.linspace)(low, high, n_points)
+        values = (np.geomspace if distribution.log else np.linspace)(low, high, n_points).tolist()
         if isinstance(distribution, IntDistribution):
             values = [low + distribution.step * round((value - low) / distribution.step) for value in values]
-        else:
-            values = [min(max(float(value), low), high) for value in values]
         axes[flag] = [*dict.fromkeys(values)]
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 

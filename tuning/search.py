@@ -70,21 +70,18 @@ class Search:
         settings = parameters.settings_among(recorded) | parameters.files_among(recorded)
         return {name: value for name, value in settings.items() if name not in OWN | self.tuned.keys()}
 
-    def commands(self, params, group, folder, seed=None):
+    def commands(self, params, group, folder):
         """
         The arguments of main.py for each fold.
 
-        params: {flag: value} of the tuned flags. group: --group without _fold<k>. folder: --save_path. seed: --seed, or
-        None for the search's own.
+        params: {flag: value} of the tuned flags. group: --group without _fold<k>. folder: --save_path.
         """
-        parser = parameters.build()
         recorded = configuration.recorded_settings(self.main)
-        machine = {name: value for name, value in recorded.items() if value != parser.get_default(name)
-                   and name not in parameters.settings_among(recorded)}
+        machine = {name: value for name, value in recorded.items()
+                   if name in parameters.beside_settings() and value != parameters.defaults()[name]}
         return [['--config', str(self.folder / 'base.yaml'), *command_line.tokens(ranges.tuned_settings(params)),
-                 f'--fold={fold}',
-                 *([] if seed is None else [f'--seed={seed}']), *command_line.tokens(machine),
-                 f'--save_path={folder}', f'--group={group}_fold{fold}'] for fold in self.folds]
+                 f'--fold={fold}', *command_line.tokens(machine), f'--save_path={folder}',
+                 f'--group={group}_fold{fold}'] for fold in self.folds]
 
     def lock(self):
         """A block that only one process on this machine executes at a time."""
@@ -185,7 +182,8 @@ def reproduce(search, best):
     folder = search.folder / 'reproductions' / name
     file = folder.with_suffix('.sh')
     seeds = range(search.main.seed + 1, search.main.seed + 1 + search.opt.reproductions)
-    commands = [arguments for seed in seeds for arguments in search.commands(best.params, search.name, folder, seed)]
+    commands = [arguments for seed in seeds
+                for arguments in search.commands(best.params | {'seed': seed}, search.name, folder)]
     script.write(file, commands)
     print(f'reproductions of {name}, seeds {seeds[0]} to {seeds[-1]}: {file}')
     code = local.launch([plan.planned_run(arguments) for arguments in commands], search.slots)
