@@ -37,7 +37,9 @@ def read(folder):
     tables = []
     for name in ('log.csv', 'folds.csv'):
         try:
-            table = pandas.read_csv(folder / name)
+            table = pandas.read_csv(folder / name, float_precision='round_trip')
+            if table.empty:
+                raise ValueError
             tables.append(table.astype(dict.fromkeys(filter(is_score, table), float)))
         except (OSError, ValueError):
             raise UserError(f'{folder / name}: missing or damaged; delete the folder and start again to '
