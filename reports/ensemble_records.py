@@ -37,7 +37,7 @@ def read(folder):
     tables = []
     for name in ('log.csv', 'folds.csv'):
         try:
-            table = pandas.read_csv(folder / name, float_precision='round_trip')
+            table = pandas.read_csv(folder / name)
             if table.empty:
                 raise ValueError
             tables.append(table.astype(dict.fromkeys(filter(is_score, table), float)))
