@@ -285,6 +285,13 @@ def test_a_note_on_flags_without_effect_goes_to_standard_error_and_the_run_goes_
     assert run('--reproduce', folder_of(tmp_path)) == 0 and 'without effect' not in capsys.readouterr().err
 
 
+def test_a_flag_without_effect_is_named_once_also_if_a_part_replaces_its_value(quick, run, tmp_path, capsys):
+    assert run(*quick, *FEW, '--n_epochs', '0') == 0
+    capsys.readouterr()
+    assert run(*quick, *FEW, '--n_epochs', '3', '--not_pretrained', '--start_from', folder_of(tmp_path)) == 0
+    assert capsys.readouterr().err.count('without effect in this run: --not_pretrained True') == 1
+
+
 def test_a_scalar_of_an_epochs_record_does_not_mean_that_the_epoch_has_trained(quick, run, monkeypatch, capsys):
     record = main.record
     monkeypatch.setattr(main, 'record', lambda records, built, state, epoch, trained, evaluated: record(
