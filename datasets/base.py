@@ -332,5 +332,6 @@ def find(opt, name, layouts, where):
     for layout in layouts:
         if os.path.exists(Path(opt.source_path) / layout):           # False for a name that is too long; a Path raises
             return Path(opt.source_path) / layout
-    others = f', or another of these layouts in {opt.source_path}' if len(layouts) > 1 else ''
-    raise UserError(f'--dataset {name}: expected {Path(opt.source_path) / layouts[0]}{others}:\n{where}')
+    others = ', or another of these layouts there' if len(layouts) > 1 else ''
+    raise UserError(f'--dataset {name}: expected {Path(opt.source_path) / layouts[0]} (--source_path '
+                    f'{opt.source_path}){others}:\n{where}')

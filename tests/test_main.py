@@ -122,7 +122,7 @@ def test_reproduce_starts_anew_with_the_same_settings(trained, run, tmp_path, ca
     (['--split_scheme', 'mlrc', '--n_folds', '7'], 'the val split is empty (12 classes in all, --split_scheme mlrc'),
     (['--split_scheme', 'predefined'], '--split_scheme predefined: folder has no official split'),
     (['--splits_to_eval', 'val'], '--splits_to_eval val: there is no such split'),
-    (['--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),
+    (['--source_path', 'nowhere'], '--dataset folder: expected nowhere/images (--source_path nowhere):'),
     (['--weights', 'nowhere.pth'], '--weights nowhere.pth: No such file'),
     (['--nonsense'], '--nonsense: unknown flag'),
     (['--loss', 'triplett'], '; did you mean triplet?'),
