@@ -316,11 +316,10 @@ def listed_rows(file, columns, begins_with_count=False):
 
 def check_names(table):
     """Raises UserError if a path or class cannot be written to the records of a run."""
-    for path, name in zip(table.paths, table.classes, strict=True):
-        for text in (str(path), name):
-            if not is_text(text):
-                raise UserError(f'{ascii(text)}: names of images and classes cannot hold NUL bytes, or bytes that are '
-                                'not UTF-8; rename it')
+    for text in (*map(str, table.paths), *table.classes):
+        if not is_text(text):
+            raise UserError(f'{ascii(text)}: names of images and classes cannot hold NUL bytes, or bytes that are not '
+                            'UTF-8; rename it')
 
 
 def find(opt, name, layouts, where):
