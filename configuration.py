@@ -17,7 +17,7 @@ import optimization
 import parameters
 from flags import command_line
 from flags.command_line import accepted_settings, as_list, given, mappings, merged, read_config, text_of, tokens
-from flags.namespace import Flags, is_read, note
+from flags.namespace import Flags, is_read
 from records import checkpoint, published, reading, run_folder
 from utilities import processes
 from utilities.errors import UserError
@@ -198,7 +198,7 @@ def name_unread(opt, trained, evaluated):
     epoch; each flag is named once.
     """
     found = unread(opt, trained, evaluated)
-    note(opt, *found)
+    opt.given = [name for name in opt.given if name not in found]
     if found and processes.is_main():
         named = ', '.join(f'--{name} {text_of(value)}' for name, value in found.items())
         print(f'Note: without effect in this run: {named}', file=sys.stderr)

@@ -297,11 +297,10 @@ def listed_rows(file, columns, begins_with_count=False):
 
 def check_names(table):
     """Raises UserError if a path or class cannot be written to the records of a run."""
-    for path, name in zip(table.paths, table.classes, strict=True):
-        for text in (str(path), name):
-            if not is_text(text):
-                raise UserError(f'{ascii(text)}: names of images and classes cannot hold NUL bytes, or bytes that are '
-                                'not UTF-8; rename it')
+    for text in (*map(str, table.paths), *table.classes):
+        if not is_text(text):
+            raise UserError(f'{ascii(text)}: names of images and classes cannot hold NUL bytes, or bytes that are not '
+                            'UTF-8; rename it')
 
 
 def find(opt, name, layouts, where):
@@ -313,5 +312,6 @@ def find(opt, name, layouts, where):
     for layout in layouts:
         if os.path.exists(Path(opt.source_path) / layout):           # False for a name that is too long; a Path raises
             return Path(opt.source_path) / layout
-    others = f', or another of these layouts in {opt.source_path}' if len(layouts) > 1 else ''
-    raise UserError(f'--dataset {name}: expected {Path(opt.source_path) / layouts[0]}{others}:\n{where}')
+    others = ', or another of these layouts there' if len(layouts) > 1 else ''
+    raise UserError(f'--dataset {name}: expected {Path(opt.source_path) / layouts[0]} (--source_path '
+                    f'{opt.source_path}){others}:\n{where}')

@@ -25,12 +25,12 @@ def load(opt):
     source = Path(opt.source_path)
     table = None
     if os.path.isdir(source) and not os.path.exists(source / 'images'):
-        table = official_split(source)
+        table = official_split(source, opt)
         if not table:
             require_no_deeper(source)
     if not table:
         images = find(opt, 'folder', ['images'], WHERE)
-        table = official_split(images) or class_table(images)
+        table = official_split(images, opt) or class_table(images)
     if {*table.classes} == {'.'} and not opt.unsupervised and not opt.evaluate:
         raise UserError(f'{source / "images"}: its images are in no class folders; make a folder for each class, list '
                         'the images in a --csv, or train without labels by --unsupervised')
@@ -54,7 +54,7 @@ def class_table(folder):
     return class_folders(folder) if any(map(image_files, subfolders(folder))) else nested(folder)
 
 
-def official_split(folder):
+def official_split(folder, opt):
     """
     The table of an official split: its parts are folders with a name in PART_OF_FOLDER that contain folders of classes
     or super-classes, or the folders of Market-1501. None where there are no such folders. Raises UserError where other
@@ -73,7 +73,8 @@ def official_split(folder):
             raise UserError(f'{folder}: the {names} would be the official split, but {path.name} contains '
                             'images or classes, too; move it elsewhere, or rename the folders if they are '
                             'super-classes')
-    print(f'Note: {folder}: official split by the {names}; --split_scheme half would split all classes')
+    if not opt.split_scheme and not opt.splits:
+        print(f'Note: {folder}: official split by the {names}; --split_scheme half would split all classes')
     levels = zip(*(table.levels for table in tables.values()), strict=False)
     joined = ImageTable([], [], [], [dict(ChainMap(*level)) for level in levels], files_in(folder))
     for path, table in tables.items():

@@ -122,7 +122,7 @@ def test_reproduce_starts_anew_with_the_same_settings(trained, run, tmp_path, ca
     (['--split_scheme', 'mlrc', '--n_folds', '7'], 'the val split is empty (12 classes in all, --split_scheme mlrc'),
     (['--split_scheme', 'predefined'], '--split_scheme predefined: folder has no official split'),
     (['--splits_to_eval', 'val'], '--splits_to_eval val: there is no such split'),
-    (['--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),
+    (['--source_path', 'nowhere'], '--dataset folder: expected nowhere/images (--source_path nowhere):'),
     (['--weights', 'nowhere.pth'], '--weights nowhere.pth: No such file'),
     (['--nonsense'], '--nonsense: unknown flag'),
     (['--loss', 'triplett'], '; did you mean triplet?'),
@@ -283,6 +283,13 @@ def test_a_note_on_flags_without_effect_goes_to_standard_error_and_the_run_goes_
         'Note: without effect in this run: --scheduler none, --gamma 0.1, --loss_triplet_margin 0.3']
     assert 'without effect' not in captured.out
     assert run('--reproduce', folder_of(tmp_path)) == 0 and 'without effect' not in capsys.readouterr().err
+
+
+def test_a_flag_without_effect_is_named_once_also_if_a_part_replaces_its_value(quick, run, tmp_path, capsys):
+    assert run(*quick, *FEW, '--n_epochs', '0') == 0
+    capsys.readouterr()
+    assert run(*quick, *FEW, '--n_epochs', '3', '--not_pretrained', '--start_from', folder_of(tmp_path)) == 0
+    assert capsys.readouterr().err.count('without effect in this run: --not_pretrained True') == 1
 
 
 def test_a_scalar_of_an_epochs_record_does_not_mean_that_the_epoch_has_trained(quick, run, monkeypatch, capsys):

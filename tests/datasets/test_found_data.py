@@ -281,6 +281,7 @@ def test_folders_of_the_official_split(below, train, val, opt, tmp_path, capsys)
     said = capsys.readouterr().out
     assert 'official split by the folders' in said and '; --split_scheme half would split all classes' in said
     halves = select(opt, tmp_path, split_scheme='half')
+    assert 'official split' not in capsys.readouterr().out
     assert classes_by_split(halves) == {'train': ['crow', 'fox'], 'test': ['lynx', 'owl', 'perch']}
     assert len(halves.evaluation['test']) == 8                             # owl's images of both folders
 
