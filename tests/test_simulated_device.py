@@ -97,10 +97,14 @@ def test_every_metric_is_that_of_the_cpu(own, monkeypatch):
     points = torch.from_numpy(random.standard_normal((12, 6))[labels] + random.standard_normal((96, 6))).float()
     points[[3, 50]] = points[[4, 4]]                                         # ties
     names = [*metric_names(), 'c_recall@1', 'c_map_at_r', 'c_nmi']
-    more = {'levels': labels[:, None] // 3, 'n_bootstrap': 20}
-    if own:
-        more['ranking'] = lambda embeddings: (embeddings, embeddings.roll(1, 1))
-    on_cpu, on_device = (evaluation.compute(names, points.to(where), labels, **more) for where in ('cpu', 'sim:1'))
+    more = {'ranking': lambda embeddings: (embeddings, embeddings.roll(1, 1))} if own else {}
+
+    def metrics(embeddings):
+        pool = evaluation.Pool(embeddings, labels, levels=labels[:, None] // 3)
+        return evaluation.compute(names, embeddings, labels, pool=pool, n_bootstrap=20, **more)
+
+    on_cpu = metrics(points)
+    on_device = metrics(points.to('sim:1'))
     assert_equal(on_cpu, on_device, 1e-5)
     assert {name.split('@')[0] for name in names if name in on_cpu} >= {*evaluation.METRICS}
 
