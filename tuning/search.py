@@ -185,10 +185,9 @@ def reproduce(search, best):
     commands = [arguments for seed in seeds
                 for arguments in search.commands(best.params | {'seed': seed}, search.name, folder)]
     script.write(file, commands)
-    print(f'reproductions of {name}, seeds {seeds[0]} to {seeds[-1]}: {file}')
+    print(f'reproductions of {name}, seeds {", ".join(map(str, seeds))}: {file}')
     code = local.launch([plan.planned_run(arguments) for arguments in commands], search.slots)
     for older in sorted(set(folder.parent.glob('*/')) - {folder}):
         print(f'{older}: reproductions of the former best setting; leave them out of tables')
-    print('To evaluate them on the test classes: '
-          f'python Evaluate_Ensemble.py {folder / search.main.dataset}/*_fold*_s*/')
+    print(f'To evaluate on the test classes: python Evaluate_Ensemble.py {folder / search.main.dataset}/*_fold*_s*/')
     return code

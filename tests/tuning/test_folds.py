@@ -43,7 +43,7 @@ def test_a_search_with_real_runs_reproduces_the_best_setting(flags, tmp_path, ca
     assert kept == {f'{best}_fold0_s1', f'{best}_fold1_s1'}
     made = study / 'reproductions' / best / 'folder'
     assert {folder.name for folder in made.iterdir() if folder.is_dir()} == {'study_fold0_s2', 'study_fold1_s2'}
-    assert 'python Evaluate_Ensemble.py' in out
+    assert 'python Evaluate_Ensemble.py' in out and f'reproductions of {best}, seeds 2: ' in out
     split = yaml.safe_load((made / 'study_fold1_s2' / 'splits.yaml').read_text())
     assert 'val' in split['splits'] and 'test_map_at_r' not in rows_of(made / 'study_fold1_s2')[0]
 
