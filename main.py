@@ -99,7 +99,7 @@ def explained_stop(opt, state):
         with processes.ending_together(), errors.explained(), errors.undeclared_flags():
             yield
     except KeyboardInterrupt:
-        if state.folder.exists():                            # otherwise another process has removed it
+        if state.folder.exists():                            # another process may have removed it
             print(f'\nStopped. To continue: python main.py --resume {state.folder}')
         raise
     except UserError:

@@ -66,10 +66,10 @@ def build(opt, pml_arguments):
     module = choose(BATCHMINERS, opt.batch_mining, '--batch_mining')
     try:
         return module and module.BatchMiner(opt)
-    except KeyError as error:                              # as in vars(opt)[f'loss_{opt.loss}_margin']
+    except KeyError as error:                              # vars(opt)[f'loss_{opt.loss}_margin'] raises it
         if not str(error.args[0]).startswith('loss_'):
             raise
-        raise AttributeError(name=error.args[0], obj=opt) from error          # which undeclared_flags() explains
+        raise AttributeError(name=error.args[0], obj=opt) from error      # undeclared_flags() explains this
 
 
 def check_feedback(images):

@@ -140,7 +140,7 @@ def build_loss(opt, miner):
     else:
         built = loss.Criterion(opt, miner if hasattr(loss, 'FLAGS') else MinerOfLists(miner))
     built.needs_pairs = loss.REQUIRES_BATCHMINER or not built.state_dict()
-    if not hasattr(loss, 'FLAGS'):                                # of the public code
+    if not hasattr(loss, 'FLAGS'):                                # files of the public code have none
         built.register_forward_hook(functools.partial(scalar_loss, opt.loss), with_kwargs=True)
     return finished(built)
 

@@ -34,7 +34,7 @@ class Storage:
     of Roth et al.: change <- m change + (1 - m) (new - stored), stored <- new + --data_mb_lr change. This takes a
     second tensor [N, D].
 
-    The attribute embed, () -> [N, --embed_dim] embeddings of all training images, is set later.
+    parts.py sets the attribute embed: () -> [N, --embed_dim] embeddings of all training images.
     """
 
     def __init__(self, opt, n_images):
@@ -104,8 +104,8 @@ class AsNetwork(torch.nn.Module):
 
 class PublicStorage:
     """
-    Has the methods of Storage, for a sampler that fills its own memory bank by create_storage(dataloader, model,
-    device) and, with --data_idx_full_prec, full_storage_update(...); the latter is called before each later epoch.
+    Has the methods and embed of Storage, for a sampler that fills its own memory bank by create_storage(dataloader,
+    model, device) and, with --data_idx_full_prec, before each later epoch by full_storage_update(...).
     """
 
     def __init__(self, opt, sampler, image_list):

@@ -57,8 +57,8 @@ def class_table(folder):
 def official_split(folder, opt):
     """
     The table of an official split: its parts are folders with a name in PART_OF_FOLDER that contain folders of classes
-    or super-classes, or the folders of Market-1501. None where there are no such folders. Raises UserError where other
-    folders beside the parts contain images or classes.
+    or super-classes, or the folders of Market-1501. None where there are no such folders. Prints a note on the first
+    kind, unless `opt` names a split. Raises UserError where other folders beside the parts contain images or classes.
     """
     if all((folder / name).is_dir() for name in PART_OF_PERSONS):
         return market_table(folder)

@@ -141,7 +141,7 @@ def render_all(fonts, path):
                     render_class(letter, its_fonts, unfinished)
                 unfinished.rename(path)
     except OSError:
-        if not path.exists():                # otherwise another process has just written the same images
+        if not path.exists():                # another process may have written the same images
             raise
 
 

@@ -273,7 +273,7 @@ def lone_queries(images, groups=None):
         """[number of queries] the number of gallery images with the query's label."""
         return np.bincount(labels[images.in_gallery], minlength=labels.max() + 1)[labels[images.is_query]]
 
-    # without groups, only the query itself is left out
+    # each image is a group of its own by default: only the query itself is left out
     groups = np.arange(len(images)) if groups is None else np.unique(groups, return_inverse=True)[1]
     pairs = np.unique(images.labels * (groups.max() + 1) + groups, return_inverse=True)[1]
     return int((n_alike(images.labels) == n_alike(pairs)).sum())

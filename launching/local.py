@@ -74,7 +74,7 @@ def run_line(text, n_gpus, more):
                     raise state
                 if state != STARTED:
                     print(f'{run.name}: {state}')
-            if pool.elsewhere and time.monotonic() > end:    # a pre-empted job may come before its process has ended
+            if pool.elsewhere and time.monotonic() > end:    # a job started again may meet its old process
                 return 0
             stopping.sleep(stopping.POLL)
             for _, code in pool.collect():

@@ -29,7 +29,7 @@ class Busy(Exception):
 def start(run, more):
     """
     Starts the run, or resumes it, with the arguments `more` after its own; returns the process, or None for a run that
-    is finished already. Raises Busy.
+    is finished already. Raises Busy while another process trains it.
     """
     run.parent.mkdir(parents=True, exist_ok=True)
     with open(run.log, 'a', encoding='utf-8') as log:

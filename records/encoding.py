@@ -88,7 +88,7 @@ class Writer:
         self.in_memory = dict(stored)
         self.compares = compares
         self.numbers = {}                                     # {id: number}
-        self.alive = []                                       # otherwise an id could be used again
+        self.alive = []                                       # references to the values, so that no id is used again
 
     def numbered(self, value):
         self.numbers[id(value)] = len(self.alive)

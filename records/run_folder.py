@@ -80,7 +80,7 @@ def settle(unfinished, folder):
             try:
                 return unfinished.rename(place)
             except OSError:
-                if not place.exists():       # otherwise another process took the name in between
+                if not place.exists():       # another process may have taken the name in between
                     raise
 
 

@@ -183,7 +183,7 @@ class State:
             if isinstance(value, CODE) and isinstance(before, CODE) and before != value:
                 self.note(joined(place, name), 'is another function than when the run was built, which no checkpoint '
                                                'can hold; keep a number, and choose the function by it')
-            return False                                      # otherwise the resumed run makes it, too
+            return False                                      # the resumed run makes it, too
         if (place, name) in self.changed and type(value) not in PLAIN or self.is_always_saved(thing, name):
             return True
         return self.fingerprint(thing, name, value, by_memory) != self.as_built[place].get(name)

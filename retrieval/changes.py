@@ -99,7 +99,7 @@ def fill(folder, network, transform, records, bs, kernels):
                 points = []
                 saved = time.monotonic()
     finally:
-        if photos:                                           # also those embedded before Ctrl-C
+        if photos:                                           # photos embedded before Ctrl-C are kept
             append(folder, content, photos, np.concatenate(points))
     return unreadable
 

@@ -132,14 +132,14 @@ def divided(images, share, seed):
     """
     random = np.random.default_rng(seed)
     labels = images.labels
-    is_query, in_gallery = images.is_query, images.in_gallery
     classes = random.permutation(removable_classes(images))
     unknown = np.isin(labels, classes[:round(share * len(classes))])
-    in_both = np.flatnonzero(is_query & in_gallery)
+    in_both = np.flatnonzero(images.is_query & images.in_gallery)
     sizes = np.bincount(labels[in_both])[labels[in_both]]
     half = np.zeros(len(labels), bool)
     half[in_both] = random_places(labels[in_both], random) < (sizes + 1) // 2
-    return is_query & (unknown | ~half | ~in_gallery), in_gallery & ~unknown & (half | ~is_query)
+    queries = images.is_query & (unknown | ~half | ~images.in_gallery)
+    return queries, images.in_gallery & ~unknown & (half | ~images.is_query)
 
 
 def build_search(part, share, seed):

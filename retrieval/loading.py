@@ -187,7 +187,7 @@ def embed_in_batches(network, transform, images, bs=112, kernels=0):
             bad = ~np.isfinite(found).all(axis=1)
             if bad.any():
                 path = photos.images[indices[bad.argmax()]]
-                raise RunFailed(f'the embedding of {path} is not finite: the network is broken')
+                raise RunFailed(f'the embedding of {path} is not finite: the network of {network.source} is broken')
             bar.update(len(indices) + len(broken))
             yield indices, found, broken
 

@@ -108,9 +108,9 @@ def read_csv(file, lines, folder):
         if not (first and second and fold) or is_same is None:
             raise UserError(f'pairs {file}, line {reader.line_num}: expected two paths, same as 1 or 0, and a fold')
         rows.append((first, second, is_same, fold))
-    names = [name for row in rows for name in row[:2]]
-    paths = [str(path) for path in image_list.located(f'pairs {file}', folder, names)]
-    return [(first, second, *row[2:]) for first, second, row in zip(paths[::2], paths[1::2], rows, strict=True)]
+    names = [*dict.fromkeys(name for row in rows for name in row[:2])]
+    path_of = dict(zip(names, map(str, image_list.located(f'pairs {file}', folder, names)), strict=True))
+    return [(path_of[first], path_of[second], is_same, fold) for first, second, is_same, fold in rows]
 
 
 def read_lfw(file, lines, folder):

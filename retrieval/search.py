@@ -47,8 +47,8 @@ def filled(factory, points, gallery):
 
 def candidates(index, queries, k):
     """
-    The rows [Q, R] of the images that faiss's `index` finds, more than k, whose order it may mistake. None if they are
-    fewer than k for a query, which happens if it visits few cells.
+    The rows [Q, R] of the images that faiss's `index` finds near the queries, more than k (−1: none), in an order that
+    is not exact. None if they are fewer than k for a query, which happens if it visits few cells.
     """
     rows = index.search(queries, min(max(k + MORE, CANDIDATES), index.ntotal))[1]
     return None if (rows[:, :k] < 0).any() else rows

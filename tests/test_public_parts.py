@@ -262,6 +262,12 @@ def test_a_criterion_with_parameters_and_groups_of_its_own(registered, opt):
     assert np.isfinite(value(opt, loss='own', batch_mining='none'))
 
 
+def test_a_criterion_that_reads_the_epoch_of_the_flags_is_told_where_it_gets_the_epoch(registered, opt):
+    registered(PROXIES.replace('opt.lr * 10', 'opt.lr * 0.9 ** opt.epoch'))
+    with pytest.raises(UserError, match=r'opt.epoch is read, .* of forward\(..., epoch\) of a loss'):
+        criteria.select(opt(loss='own', batch_mining='none'), None)
+
+
 def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(registered, opt, quick, run, capsys,
                                                                              tmp_path, monkeypatch):
     sentence = (r"the flag --{0} is read, which parameters.py does not declare; declare it there: "
@@ -282,15 +288,12 @@ def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(reg
             build(opt(**{flag: 'own'}), *more)
 
     def by_loss(self, opt):
-        self.margin = vars(opt)[f'loss_{opt.loss}_margin']                   # so does the semi-hard miner there
+        self.margin = vars(opt)[f'loss_{opt.loss}_margin']                   # the public semi-hard miner does this
     monkeypatch.setitem(batch_mining.BATCHMINERS, 'own', type('own', (), {'BatchMiner': type('', (), {
         '__init__': by_loss})}))
     with pytest.raises(UserError, match=sentence.format('loss_own_margin')):
         batch_mining.select(opt(loss='own', batch_mining='own'))
     assert batch_mining.select(opt(loss='triplet', batch_mining='own')).margin == 0.2
-    registered(PROXIES.replace('opt.lr * 10', 'opt.lr * 0.9 ** opt.epoch'))
-    with pytest.raises(UserError, match=r'opt.epoch is read, .* of forward\(..., epoch\) of a loss'):
-        criteria.select(opt(loss='own', batch_mining='none'), None)
     registered(PROXIES.replace('own = torch.stack', 'self.par.loss_own_late; own = torch.stack'))
     assert run(*quick, '--loss', 'own', '--batch_mining', 'none') == 2
     assert re.search(sentence.format('loss_own_late'), capsys.readouterr().err)

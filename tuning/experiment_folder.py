@@ -158,7 +158,7 @@ def options_in(folder):
 
 
 def rename(options, group, option, names):
-    """Gives a group of the API of 2021, by `option` and `names` as in GROUPS, the names of earlier versions."""
+    """Gives the arguments of a group of the API of 2021 their earlier names. option, names: as in GROUPS."""
     kind = options.class_of(group)
     if kind is None:
         return

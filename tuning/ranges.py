@@ -131,8 +131,9 @@ def grid(tuned, n_points):
         if isinstance(distribution, CategoricalDistribution):
             axes[flag] = distribution.choices
             continue
-        low, high = distribution.low, distribution.high
-        values = (np.geomspace if distribution.log else np.linspace)(low, high, n_points).tolist()
+        low = distribution.low
+        spaced = np.geomspace if distribution.log else np.linspace
+        values = spaced(low, distribution.high, n_points).tolist()
         if isinstance(distribution, IntDistribution):
             values = [low + distribution.step * round((value - low) / distribution.step) for value in values]
         axes[flag] = [*dict.fromkeys(values)]

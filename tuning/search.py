@@ -76,8 +76,7 @@ class Search:
 
         params: {flag: value} of the tuned flags. group: --group without _fold<k>. folder: --save_path.
         """
-        recorded = configuration.recorded_settings(self.main)
-        machine = {name: value for name, value in recorded.items()
+        machine = {name: value for name, value in configuration.recorded_settings(self.main).items()
                    if name in parameters.beside_settings() and value != parameters.defaults()[name]}
         return [['--config', str(self.folder / 'base.yaml'), *command_line.tokens(ranges.tuned_settings(params)),
                  f'--fold={fold}', *command_line.tokens(machine), f'--save_path={folder}',

@@ -39,8 +39,8 @@ def keep_keywords(names, criterion, arguments, given):
 
 def scalar_loss(name, criterion, arguments, given, loss):
     """
-    A hook after forward() of --loss `name`: a loss without a graph, as torch.tensor(0.) without tuples, gets one.
-    Raises UserError for a result that is not one number.
+    A hook after forward() of --loss `name`. Returns the loss as a scalar with a graph, which torch.tensor(0.) for a
+    batch without tuples lacks; with reduction='none', as it is. Raises UserError for other results than one number.
     """
     if given.get('reduction') == 'none':
         return loss
@@ -77,7 +77,7 @@ def from_columns(columns, batch):
     Columns of indices: (anchors, positives, negatives) -> triplets [T, 3]; (anchors, positives, anchors, negatives),
     for pairs -> masks of positive and negative pairs, bool [B, B]; if a pair is listed several times, int64 [B, B] that
     say how often each pair counts. Raises ValueError for columns of different lengths, and for indices outside the
-    batch.
+    batch; TypeError for columns of other numbers than integers.
     """
     columns = [torch.as_tensor(column, device=batch.device) for column in columns]
     lengths = [len(column) for column in columns]
@@ -261,7 +261,7 @@ def checked(mined, batch):
 
 
 def described(value):
-    """What a miner returned: 'Tensor of float32 [4, 2]', 'list of 3, the first int', 'dict'."""
+    """What a miner or a loss returned: 'Tensor of float32 [4, 2]', 'list of 3, the first int', 'dict'."""
     if hasattr(value, 'dtype') and hasattr(value, 'shape'):            # a tensor or an array
         return f'{type(value).__name__} of {str(value.dtype).removeprefix("torch.")} {[*value.shape]}'
     if isinstance(value, list | tuple) and len(value):

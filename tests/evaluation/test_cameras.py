@@ -85,14 +85,13 @@ def test_skipped_queries_are_counted(parts):
     if parts:
         classes = classes[:-1] + 'x'
     part = images(classes, parts, groups)
-    is_query, in_gallery = part.is_query, part.in_gallery
     points = np.random.default_rng(0).normal(size=(10, 2))
-    _, expected = brute_force(points, part.labels, part.groups, is_query, in_gallery)
+    _, expected = brute_force(points, part.labels, part.groups, part.is_query, part.in_gallery)
     assert splits.lone_queries(part, part.groups) == expected
     one = np.zeros(10)
-    assert splits.lone_queries(part, one) == is_query.sum()
+    assert splits.lone_queries(part, one) == part.is_query.sum()
     if parts:
-        assert not is_query[-1] and in_gallery[-1]
+        assert not part.is_query[-1] and part.in_gallery[-1]
 
 
 def test_many_groups_and_classes_take_little_memory():

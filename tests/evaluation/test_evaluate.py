@@ -239,8 +239,11 @@ def test_what_is_retrieved_is_drawn_once_unless_no_picture_is(quick, run, tmp_pa
 def test_pictures_of_what_has_nothing_to_show():
     """One image per class: nothing to retrieve, no positive pairs."""
     class Images:
-        labels, class_names = np.arange(5), list('abcde')
-        is_query, in_gallery, is_distractor = np.ones(5, bool), np.ones(5, bool), np.zeros(5, bool)
+        labels = np.arange(5)
+        class_names = list('abcde')
+        is_query = np.ones(5, bool)
+        in_gallery = np.ones(5, bool)
+        is_distractor = np.zeros(5, bool)
 
     embedded = evaluation.embedding.Embedded(torch.rand(5, 3), Images())
     for name in PICTURES:
@@ -254,8 +257,9 @@ class Images(torch.utils.data.Dataset):
     def __init__(self, class_names=('$$', 'a$^$b', r'\$x_1$', '$')):
         self.class_names, self.n_classes = class_names, len(class_names)
         self.labels = np.arange(10 * len(class_names)) // 10
-        self.is_query = self.in_gallery = self.labels >= 0
-        self.is_distractor = self.labels < 0
+        self.is_query = np.ones(len(self.labels), bool)
+        self.in_gallery = np.ones(len(self.labels), bool)
+        self.is_distractor = np.zeros(len(self.labels), bool)
 
     def __getitem__(self, index):
         return torch.full((3, 4, 4), index / 40), int(self.labels[index]), index

@@ -158,7 +158,7 @@ def test_the_list_of_lfw_is_read_as_it_is(trained, faces, capsys):
         assert decisions == {(file == 'pairs.txt',) * 2}
 
 
-def test_a_list_as_pandas_on_windows_writes_it(faces):
+def test_a_list_is_read_as_pandas_on_windows_writes_it(faces):
     names = [f'{name}\\{name}_000{number}.png' for name in ('Abel_Pacheco', 'Dean_Barker') for number in (1, 2)]
     (faces / 'pairs.csv').write_text('path_a,path_b,same,fold\n' + f'{names[0]},{names[1]} ,1.0,a\n'
                                      f'{names[2]},{names[3]}, True,b\n{names[0]},{names[2]},0.0,b\n')

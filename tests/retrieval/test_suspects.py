@@ -136,7 +136,7 @@ def test_the_command_writes_a_list_and_a_contact_sheet(quick, run, tmp_path, cap
     assert '32 images of 4 classes' in capsys.readouterr().out
 
 
-def test_the_training_split_of_a_run_that_did_not_evaluate_it(quick, run, tmp_path, capsys):
+def test_the_training_split_can_be_reviewed_although_the_run_left_it_out(quick, run, tmp_path, capsys):
     assert run(*quick, '--no_train_metrics') == 0
     trained = folder_of(tmp_path)
     capsys.readouterr()
