@@ -82,7 +82,7 @@ class Folds:
 
     def print_notes(self):
         """Prints the notes of the first run, such as on flags without effect; the other runs have the same."""
-        for line in process.printed_lines(self.runs[0]):
+        for line in dict.fromkeys(process.printed_lines(self.runs[0])):           # a resumed run prints them again
             if line.startswith('Note: '):
                 tqdm.write(f'{self.runs[0].savename}: {line}')
 
