@@ -21,7 +21,7 @@ from batch_mining import (
 )
 from flags.namespace import flags_of_losses, note
 from utilities import libraries
-from utilities.errors import UserError, choose, named_flags, undeclared_flags
+from utilities.errors import UserError, choose, named_flags, undeclared, undeclared_flags
 
 BATCHMINERS = {
     'random': random_triplets,
@@ -67,9 +67,10 @@ def build(opt, pml_arguments):
     try:
         return module and module.BatchMiner(opt)
     except KeyError as error:                              # vars(opt)[f'loss_{opt.loss}_margin'] raises it
-        if not str(error.args[0]).startswith('loss_'):
+        name = ' '.join(map(str, error.args))
+        if not name.startswith('loss_'):
             raise
-        raise AttributeError(name=error.args[0], obj=opt) from error      # undeclared_flags() explains this
+        raise undeclared(name) from error
 
 
 def check_feedback(images):

@@ -215,10 +215,13 @@ def accepted_settings(parser, settings, where, excluded=()):
 
     where: the source of the settings, for the message. excluded: flags that are refused.
     """
-    names = set(known_flags(parser)) - {'help', *excluded}
-    hint = dict.fromkeys(excluded, ' in a file; give it on the command line')
-    unknown = [f'{where}: {name}: unknown flag{hint.get(name) or hints.unknown(str(name), known_flags(parser))}'
-               for name in settings if name not in names]
+    names = set(known_flags(parser)) - {'help'}
+    unknown = []
+    for name in settings:
+        if name in excluded:
+            unknown.append(f'{where}: {name}: unknown flag in a file; give it on the command line')
+        elif name not in names:
+            unknown.append(f'{where}: {name}: unknown flag{hints.unknown(str(name), known_flags(parser))}')
     if unknown:
         raise UserError('\n'.join(unknown))
     try:

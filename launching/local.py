@@ -67,6 +67,7 @@ def run_line(text, n_gpus, more):
     run = plan.planned_run([*arguments, *more])
     pool = Pool([run], [['--gpu', *map(str, range(n_gpus))] if n_gpus > 1 else []])
     end = time.monotonic() + PATIENCE
+    code = 0
     try:
         while pool.has_runs():
             for _, state in pool.start():
@@ -75,13 +76,12 @@ def run_line(text, n_gpus, more):
                 if state != STARTED:
                     print(f'{run.name}: {state}')
             if pool.elsewhere and time.monotonic() > end:    # a job started again may meet its old process
-                return 0
+                break
             stopping.sleep(stopping.POLL)
             for _, code in pool.collect():
                 if code:
                     print(f'{run.name}: exit code {code}, {run.log} ends with\n{process.last_lines(run)}',
                           file=sys.stderr)
-                return code
-        return 0
     finally:
         pool.stop()
+    return code

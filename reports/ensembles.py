@@ -53,7 +53,7 @@ def joined(members):
     embeddings = []
     for parts, names in zip(members, sources, strict=True):
         places = {name: place for place, name in enumerate(names)}
-        if places.keys() != {*sources[0]}:
+        if sorted(names) != sorted(sources[0]):
             raise UserError('the folds have other images: an ensemble needs one --source_path, with the same files')
         own = F.normalize(torch.cat([part.embeddings for part in parts]), dim=1)
         embeddings.append(own[[places[name] for name in sources[0]]])

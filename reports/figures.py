@@ -15,7 +15,7 @@ LETTER, LINE = 0.055, 0.145                                # inches: the width o
 
 def label_of(method, n=1):
     """The name of a method as lines, with its number of runs if there are several."""
-    number = f' (n\u00a0=\u00a0{n})' if n > 1 else ''                                     # both stay on one line
+    number = f' (n\u00a0=\u00a0{n})' if n > 1 else ''                                     # spaces that do not break
     return literal(textwrap.fill(naming.method(method) + number, WIDEST))
 
 

@@ -182,8 +182,10 @@ def embed_in_batches(network, transform, images, bs=112, kernels=0):
     bar = tqdm(total=len(photos), desc='embed photos', leave=False, disable=None if len(photos) > 1 else True)
     with bar:
         for indices, batch, broken in stopping.checked(loader):
-            with torch.inference_mode():                  # between two batches, it would be the mode of the caller
-                found = network(batch).float().cpu().numpy() if indices else np.empty((0, network.width), np.float32)
+            found = np.empty((0, network.width), np.float32)
+            if indices:
+                with torch.inference_mode():              # around the loop, it would be the mode of the caller as well
+                    found = network(batch).float().cpu().numpy()
             bad = ~np.isfinite(found).all(axis=1)
             if bad.any():
                 path = photos.images[indices[bad.argmax()]]

@@ -80,4 +80,8 @@ def paths_in_csv(file, opened):
     return [row['path'] for row in rows]
 
 
-READERS = {'.csv': paths_in_csv, '.txt': lambda file, opened: [line.strip() for line in opened]}
+def paths_in_lines(file, opened):
+    return [line.strip() for line in opened]
+
+
+READERS = {'.csv': paths_in_csv, '.txt': paths_in_lines}

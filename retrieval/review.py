@@ -50,8 +50,8 @@ def review(run, flags, out):
     for split in splits:
         images = embedded[split].images
         places += [(split, images, index) for index in np.flatnonzero(~images.is_distractor)]
-    names, labels = np.unique([images.class_names[images.labels[index]] for _, images, index in places],
-                              return_inverse=True)
+    classes = [images.class_names[images.labels[index]] for _, images, index in places]
+    names, labels = np.unique(classes, return_inverse=True)
     found = suspects.find(torch.cat([embedded[split].without_distractors()[0] for split in splits]), labels)
 
     def suspect_path(index):
@@ -59,7 +59,7 @@ def review(run, flags, out):
         return str(images.sources[own])
 
     def splits_of(suspect):
-        return {places[index][0] for index in (suspect.image, suspect.neighbour)}
+        return {split for split, _, _ in (places[suspect.image], places[suspect.neighbour])}
 
     rows = [{'kind': suspect.kind, 'path': suspect_path(suspect.image), 'label': names[labels[suspect.image]],
              'suggested_label': '' if suspect.suggested is None else names[suspect.suggested],
@@ -95,9 +95,13 @@ def note(suspect, splits=()):
 
 @plotting.styled
 def draw(found, places, names, file):
-    """The first suspects of each kind beside their neighbours, as the network sees them, with their labels."""
+    """
+    The first suspects of each kind beside their neighbours, as the network sees them, with their labels. places:
+    [(split, its ImageSet, index in it)] of all images; names: the class of each.
+    """
     def tile(index, colour, below=''):
-        return pictures.pixels(*places[index][1:]), colour, f'{pictures.short(names[index], 20)}\n{below}'.strip()
+        _, images, own = places[index]
+        return pictures.pixels(images, own), colour, f'{pictures.short(names[index], 20)}\n{below}'.strip()
 
     rows = []
     for kind, title in TITLES.items():

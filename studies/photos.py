@@ -19,7 +19,8 @@ FOLDER = Path(__file__).parent
 ROWS = FOLDER / 'rows'
 TIERS = {'finetuned': 'Photos', 'frozen': 'Frozen'}           # {part of photos.yaml: prefix of groups}
 TITLES = {'finetuned': 'fine-tuned', 'frozen': 'frozen features'}
-NOT_RUN = 'not run yet'                                       # what the tables say in place of an answer
+# words of the tables in place of an answer
+NOT_RUN = 'not run yet'
 TOO_FEW = 'too few seeds'
 FIXED = ('Untrained', 'Untrained_512')                        # settings without randomness
 MAP, RECALL = 'map_at_r', 'e_recall@1'
@@ -205,8 +206,12 @@ def short_table(found):
             cells = {name: f'{word}: {with_interval(estimate, digits)}'.removesuffix(': ')
                      for _, name, estimate, _, word in of_question}
             rows.append([question['title'], TITLES[tier], *(cells.get(name, '') for name in registered()['sets'])])
-    table = markdown(['question', 'network', *registered()['sets'].values()], rows) + '\n\n' if rows else ''
-    return f'{table}Without an answer: {n_open} questions of docs/results.md.' if n_open else table.strip()
+    texts = []
+    if rows:
+        texts.append(markdown(['question', 'network', *registered()['sets'].values()], rows))
+    if n_open:
+        texts.append(f'Without an answer: {n_open} questions of docs/results.md.')
+    return '\n\n'.join(texts)
 
 
 def mean_text(tested, setting):

@@ -277,8 +277,9 @@ def one_optimizer(arguments, settings, kind, rate, decay):
         else:
             continue
         arguments.take(option)
-    for option in [name for name in arguments.values if name in defaults.keys() - options]:
-        own[option] = arguments.take(option)
+    for option in defaults:
+        if option in arguments.values and option not in options:
+            own[option] = arguments.take(option)
     settings |= {f'{kind}_args': [own]} if own else {}
 
 

@@ -134,8 +134,13 @@ def undeclared_flags():
         if error.name in SET_BY_A_RUN:
             raise UserError(f'opt.{error.name} ({SET_BY_A_RUN[error.name]}) is read, which main.py sets before it '
                             'builds the criterion; a program of your own has to set it, too') from error
-        raise UserError(f'the flag --{error.name} is read, which parameters.py does not declare; declare it there: '
-                        f"add('--{error.name}', type=float, default=...)") from error
+        raise undeclared(error.name) from error
+
+
+def undeclared(name):
+    """The UserError for a flag that is read, but not declared."""
+    return UserError(f'the flag --{name} is read, which parameters.py does not declare; declare it there: '
+                     f"add('--{name}', type=float, default=...)")
 
 
 @contextlib.contextmanager
