@@ -100,12 +100,14 @@ def open_storage(url, attempts=5):
     import sqlalchemy
     url_shown = without_password(url)
     try:
+        if '@' in (sqlalchemy.make_url(url).host or ''):                # the end of a password, which drivers print
+            raise ValueError
         is_sqlite = url.startswith('sqlite')
         return optuna.storages.RDBStorage(
             url, engine_kwargs={'connect_args': {'timeout': 100}} if is_sqlite else {'pool_pre_ping': True},
             heartbeat_interval=trials.HEARTBEAT, grace_period=trials.GRACE,
             heartbeat_stale_trial_callback=trials.requeue)
-    except (sqlalchemy.exc.ArgumentError, ValueError):              # ValueError: for a port that is no number
+    except (sqlalchemy.exc.ArgumentError, ValueError):              # ValueError: a port that is no number, too
         raise UserError('--storage: not the URL of a database, such as postgresql://USER@HOST:PORT/NAME; in a '
                         'password, write / as %2F and @ as %40') from None
     except ImportError:
@@ -124,11 +126,13 @@ def require_same(search, stored, described):
     Raises UserError where the study has other ranges, flags or contents of files, or its folder the trials of another
     study. stored: what it was described with; {} if it is new.
     """
-    if not stored and (search.folder / 'base.yaml').exists():
-        raise UserError(f'--study_path {search.folder}: its trials are of another study than {search.name}; give its '
-                        '--study_name and --storage, or another --study_path')
+    if not stored:
+        if (search.folder / 'base.yaml').exists():
+            raise UserError(f'--study_path {search.folder}: its trials are of another study than {search.name}; give '
+                            'its --study_name and --storage, or another --study_path')
+        return
     where = f'--study_path {search.folder}: its study was begun with'
-    for flag in (stored['tune'] | described['tune'] if stored else ()):
+    for flag in stored['tune'] | described['tune']:
         old, new = (ranges.range_text(content['tune'].get(flag)) for content in (stored, described))
         if old != new:
             raise UserError(f'{where} --tune {flag} {old}, not {new}; give the same range, or another --study_path')

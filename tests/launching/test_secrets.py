@@ -71,6 +71,11 @@ def test_a_storage_that_cannot_be_used_is_refused_without_its_password(url, flag
     assert not (tmp_path / 'study').exists()
 
 
+def test_a_password_with_an_at_sign_is_refused_before_a_driver_can_print_it(flags, capsys):
+    assert Hyperparameter_Search.main([*flags, *TUNE, '--storage', 'postgresql://u:p@pa55word@127.0.0.1:1/db']) == 2
+    assert 'in a password, write / as %2F and @ as %40' in capsys.readouterr().err
+
+
 def test_a_submission_leaves_no_key_and_its_jobs_get_it_by_the_environment(script, tmp_path, monkeypatch, capsys):
     submitit = pytest.importorskip('submitit')
     monkeypatch.setattr(submitit.SlurmExecutor, 'affinity', classmethod(lambda cls: 1))
